@@ -1,0 +1,1 @@
+"""Scores of task sets through harnesses, and the pages that show them."""
