@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Sets up, then tests:  tests/run.sh [pytest arguments]
+#
+# Without arguments the whole default suite, two processes side by side. Slow
+# tests (minutes each) run with RUN_SLOW=1 or -m slow.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+launch/setup.sh "train,harness,dev${CLAWJAX_EXTRAS:+,$CLAWJAX_EXTRAS}" \
+  bwrap pi ${CLAWJAX_TOOLS:-}
+venv=${CLAWJAX_VENV:-.venv}
+case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
+export PATH=$venv/bin:$PATH
+export JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}
+exec "$venv/bin/python" -m pytest -n "${CLAWJAX_WORKERS:-2}" --dist loadfile "$@"
