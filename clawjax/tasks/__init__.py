@@ -1,0 +1,1 @@
+"""Tasks: where they come from and how a final workspace is scored."""
