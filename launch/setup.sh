@@ -64,18 +64,9 @@ minor_of() {
   "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
 }
 
-candidates() {
-  local minor pyenv=${PYENV_ROOT:-$HOME/.pyenv}
-  for minor in 3.13 3.12 3.11; do
-    echo "python$minor"
-    # The highest patch release first.
-    ls -d "$pyenv"/versions/"$minor".*/bin/python 2>/dev/null | sort -rV || true
-    echo python3
-  done | awk '{ print }'
-}
-
+# Prints where the newest Python is that we work with.
 find_python() {
-  local want minor python
+  local want python pyenv=${PYENV_ROOT:-$HOME/.pyenv}
   if [ -n "${CLAWJAX_PYTHON:-}" ]; then
     minor_of "$CLAWJAX_PYTHON" >/dev/null ||
       fail "CLAWJAX_PYTHON=$CLAWJAX_PYTHON does not run"
@@ -83,12 +74,13 @@ find_python() {
     return
   fi
   for want in 3.13 3.12 3.11; do
-    for python in $(candidates); do
-      minor=$(minor_of "$python") || continue
-      [ "$minor" = "$want" ] && echo "$python" && return
+    for python in "python$want" "$pyenv/versions/$want".*/bin/python python3; do
+      [ "$(minor_of "$python")" = "$want" ] || continue
+      echo "$python"
+      return
     done
   done
-  fail "no Python 3.11, 3.12 or 3.13 found ($(python3 -V 2>&1 || true) is not one); install one, with its venv module, or name it in CLAWJAX_PYTHON"
+  fail "no Python 3.11, 3.12 or 3.13 here (python3 is: $(python3 -V 2>&1 || true)); install one, or name one in CLAWJAX_PYTHON"
 }
 
 make_venv() {
@@ -184,8 +176,7 @@ harness() {
   local name=$1 text
   text=$(hash_of $(find "third_party/harnesses/$name" -type f -not -path '*/node_modules/*' | sort) \
     clawjax/harness/install.py)
-  fresh "harness-$name" "$text" &&
-    "$venv/bin/python" -c '' && return
+  fresh "harness-$name" "$text" && return
   say "installing the $name harness from its pins"
   quietly "installing the $name harness" \
     "$venv/bin/python" -m clawjax.harness.install "$name"
