@@ -1,0 +1,1 @@
+"""Messages to token ids and back; no sessions, no HTTP, no model."""

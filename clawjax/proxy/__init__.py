@@ -1,0 +1,1 @@
+"""The model endpoint of a harness: three API dialects, exact token ids."""
