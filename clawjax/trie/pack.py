@@ -1,0 +1,498 @@
+"""Tries become rows: groups share their stem, big trees are split, rows filled.
+
+The trained calls of a group are merged into one tree, so that the common prompt
+of its rollouts is computed once. A tree is cut into fragments between leaves
+when it is larger than a row, or when a part of it fills the rest of a row; the
+path to the cut is then computed twice, but every call belongs to one fragment
+only, so each term is counted once and a call's terms stay in one row.
+
+  leaves in depth-first order   l0 l1 l2 | l3 l4      cut: path(l3) above the
+  fragments                     {l0 l1 l2} {l3 l4}    common ancestor repeats
+
+Trees are placed first-fit in decreasing order of modelled cost (tokens plus
+attention pairs).
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from clawjax.trie.batch import TreeBatch
+from clawjax.trie.build import Grower, output_ids
+from clawjax.trie.radix import ChildOrder, Layout, Radix
+from clawjax.trie.trie import Trie
+
+# Attention pairs that cost as much as one token in the rest of the network
+# (6 P / (14 L H C): 23 k for Qwen3-8B, 7 k for Qwen3-30B-A3B).
+PAIRS_PER_TOKEN = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class PackConfig:
+  """Options of `pack`.
+
+  Attributes:
+    row_tokens: T, most slots in a row.
+    row_buckets: allowed T; () stands for row_tokens and its half and quarter.
+      The smallest that holds every row is used.
+    row_multiple: B is a multiple of this (data-parallel devices).
+    term_multiple: E is a multiple of this.
+    share: rollouts of a group share a tree.
+    fill: cut trees to fill rows while the repeated path is at most this
+      fraction of the part cut off; 0: only cut what is larger than a row.
+    order: order of siblings; largest first gives the fewest partial blocks.
+  """
+
+  row_tokens: int = 4096
+  row_buckets: tuple[int, ...] = ()
+  row_multiple: int = 1
+  term_multiple: int = 64
+  share: bool = True
+  fill: float = 0.25
+  order: ChildOrder = 'largest'
+
+  def __post_init__(self) -> None:
+    if self.row_tokens < 2:
+      raise ValueError(f'row_tokens: wanted 2 or more, got {self.row_tokens}')
+    if self.row_buckets and max(self.row_buckets) != self.row_tokens:
+      raise ValueError(
+        f'row_buckets: wanted the largest to be row_tokens={self.row_tokens}, '
+        f'got {self.row_buckets}'
+      )
+
+
+def pack(
+  tries: Sequence[Trie],
+  *,
+  row_tokens: int | None = None,
+  groups: Sequence[Hashable] | None = None,
+  config: PackConfig | None = None,
+  **changes: object,
+) -> TreeBatch:
+  """Packs the trained calls of tries into rows.
+
+  Args:
+    tries: one per rollout.
+    row_tokens: T, most slots in a row.
+    groups: group key per trie; None: the tries' own. Tries whose key is ''
+      share with nobody.
+    config: see `PackConfig`.
+    **changes: fields of `PackConfig` to set.
+
+  Returns:
+    The batch. `stats` has: 'rows' (used), 'tokens', 'slots' (B x T), 'padding'
+    (share of slots), 'terms', 'trees', 'fragments', 'repeated' (tokens
+    computed twice because of cuts), 'call_tokens' and 'branch_tokens' (what
+    per-call and per-branch training would compute), 'call_ratio' and
+    'branch_ratio' (against 'tokens'), 'pairs' (attention pairs),
+    'too_long_calls' and 'too_long_terms' (left out: their context exceeds a
+    row).
+  """
+  if row_tokens is not None:
+    changes['row_tokens'] = row_tokens
+  config = dataclasses.replace(config or PackConfig(), **changes)  # type: ignore[arg-type]
+  keys = [t.group for t in tries] if groups is None else list(groups)
+  if len(keys) != len(tries):
+    raise ValueError(f'wanted {len(tries)} group keys, got {len(keys)}')
+  index = _Index(tries, keys)
+  trees = _merge(tries, keys, index, config)
+  rows = _place(trees, config)
+  return _fill(rows, trees, index, config)
+
+
+# ---- what the terms belong to ----------------------------------------------
+
+
+class _Index:
+  """Numbers of rollouts (per role) and calls, in the order of the tries."""
+
+  def __init__(self, tries: Sequence[Trie], keys: Sequence[Hashable]):
+    self.rollout_ids: list[str] = []
+    self.roles: list[str] = []
+    self.groups: list[Hashable] = []
+    self.call_keys: list[tuple[str, str]] = []
+    self.number: dict[tuple[int, int], tuple[int, int]] = {}
+    for t, trie in enumerate(tries):
+      entries: dict[str, int] = {}
+      for i in trie.trained:
+        call = trie.calls[i]
+        if not len(trie.output_nodes(i)):
+          continue
+        if call.role not in entries:
+          entries[call.role] = len(self.rollout_ids)
+          self.rollout_ids.append(trie.rollout_id)
+          self.roles.append(call.role)
+          main = call.role == 'main'
+          self.groups.append(keys[t] if main else (keys[t], call.role))
+        self.number[t, i] = (entries[call.role], len(self.call_keys))
+        self.call_keys.append((trie.rollout_id, call.call_id))
+
+
+# ---- one tree per group ----------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Span:
+  """Sampled tokens of one call inside one chunk; the call ends at `end`."""
+
+  end: int
+  chunk: int
+  inside: int
+  length: int
+  rollout: int
+  call: int
+  logprob: np.ndarray
+  version: np.ndarray
+
+
+@dataclasses.dataclass
+class _Tree:
+  """A group's tree with its leaves in depth-first order."""
+
+  radix: Radix
+  leaves: list[int]
+  paths: list[list[int]]
+  length: np.ndarray
+  shared: np.ndarray
+  spans: list[_Span]
+  call_tokens: int
+  too_long: tuple[int, int]
+  owner: dict[int, int] = dataclasses.field(default_factory=dict)
+
+  def tokens(self, first: int, stop: int) -> int:
+    """Tokens of the union of the paths to leaves first..stop-1."""
+    new = self.length[first:stop].sum() - self.shared[first + 1 : stop].sum()
+    return int(new)
+
+  def fits(self, first: int, room: int) -> int:
+    """The largest stop with `tokens(first, stop) <= room` (first: none)."""
+    new = (self.length - self.shared)[first:].copy()
+    new[0] = self.length[first]
+    total = np.cumsum(new)
+    return first + bisect.bisect_right(total.tolist(), room)
+
+  def pairs(self, first: int, stop: int) -> int:
+    """Attention pairs of that union."""
+    whole = self.length[first:stop] * (self.length[first:stop] + 1) // 2
+    above = self.shared[first + 1 : stop]
+    return int(whole.sum() - (above * (above + 1) // 2).sum())
+
+
+def _merge(
+  tries: Sequence[Trie],
+  keys: Sequence[Hashable],
+  index: _Index,
+  config: PackConfig,
+) -> list[_Tree]:
+  members: dict[Hashable, list[int]] = {}
+  for t, key in enumerate(keys):
+    alone = not config.share or key == ''
+    members.setdefault(('alone', t) if alone else ('group', key), []).append(t)
+  trees = []
+  for numbers in members.values():
+    tree = _grow(tries, numbers, index, config)
+    if tree is not None:
+      trees.append(tree)
+  return trees
+
+
+def _grow(
+  tries: Sequence[Trie],
+  numbers: list[int],
+  index: _Index,
+  config: PackConfig,
+) -> _Tree | None:
+  radix = Radix()
+  grower = Grower(
+    radix, routes=any(tries[t].routes is not None for t in numbers)
+  )
+  ends: dict[tuple[int, int], int] = {}
+  long_calls = long_terms = call_tokens = 0
+  for t in numbers:
+    for i in tries[t].trained:
+      if (t, i) not in index.number:
+        continue
+      call = tries[t].calls[i]
+      outputs = len(output_ids(call))
+      total = len(call.prompt_ids) + outputs
+      if total > config.row_tokens:
+        long_calls, long_terms = long_calls + 1, long_terms + outputs
+        continue
+      call_tokens += total
+      ends[t, i] = grower.add(call)
+  spans = [
+    span
+    for (t, i), end in ends.items()
+    for span in _spans(radix, end, tries[t], i, index.number[t, i])
+  ]
+  layout = radix.layout(order=config.order)
+  leaves = [c for c in layout.chunks.tolist() if not radix.children[c]]
+  if not leaves and not long_calls:
+    return None
+  paths = [radix.path(c) for c in leaves]
+  shared = [0]
+  for before, path in zip(paths, paths[1:], strict=False):
+    common = 0
+    for a, b in zip(before, path, strict=False):
+      if a != b:
+        break
+      common = radix.stop(a)
+    shared.append(common)
+  return _Tree(
+    radix=radix,
+    leaves=leaves,
+    paths=paths,
+    length=np.array([radix.stop(c) for c in leaves], np.int64),
+    shared=np.array(shared[: len(leaves)], np.int64),
+    spans=spans,
+    call_tokens=call_tokens,
+    too_long=(long_calls, long_terms),
+  )
+
+
+def _spans(
+  radix: Radix, end: int, trie: Trie, i: int, number: tuple[int, int]
+) -> list[_Span]:
+  call = trie.calls[i]
+  sample = call.sample
+  assert sample is not None
+  left = len(sample.token_ids)
+  logprob = np.asarray(sample.logprobs, np.float32)
+  version = sample.token_versions
+  if version is None:
+    version = np.full(left, sample.policy_version, np.int32)
+  chunk, found = end, []
+  while left > 0:
+    length = len(radix.tokens[chunk])
+    take = min(left, length)
+    found.append(
+      _Span(
+        end=end,
+        chunk=chunk,
+        inside=length - take,
+        length=take,
+        rollout=number[0],
+        call=number[1],
+        logprob=logprob[left - take : left],
+        version=np.asarray(version, np.int32)[left - take : left],
+      )
+    )
+    left -= take
+    chunk = radix.parent[chunk]
+  return found[::-1]
+
+
+# ---- fragments and rows ----------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fragment:
+  """Leaves first..stop-1 of tree number `tree`."""
+
+  tree: int
+  first: int
+  stop: int
+  tokens: int
+
+
+def _place(trees: list[_Tree], config: PackConfig) -> list[list[_Fragment]]:
+  """First-fit decreasing by cost; returns the fragments of each row."""
+  rows: list[list[_Fragment]] = []
+  room: list[int] = []
+
+  def put(row: int, tree: int, first: int, stop: int) -> None:
+    tokens = trees[tree].tokens(first, stop)
+    rows[row].append(_Fragment(tree, first, stop, tokens))
+    room[row] -= tokens
+
+  def cost(tree: _Tree) -> float:
+    leaves = len(tree.leaves)
+    pairs = tree.pairs(0, leaves) / PAIRS_PER_TOKEN
+    return tree.tokens(0, leaves) + pairs
+
+  order = [i for i, t in enumerate(trees) if t.leaves]
+  for number in sorted(order, key=lambda i: -cost(trees[i])):
+    tree, first = trees[number], 0
+    last = len(tree.leaves)
+    while first < last:
+      need = tree.tokens(first, last)
+      row = next((r for r, free in enumerate(room) if free >= need), -1)
+      if row >= 0:
+        put(row, number, first, last)
+        break
+      row = int(np.argmax(room)) if room else -1
+      stop = tree.fits(first, room[row]) if row >= 0 else first
+      if stop == first or not _worth(tree, first, stop, config):
+        rows.append([])
+        room.append(config.row_tokens)
+        row = len(rows) - 1
+        stop = tree.fits(first, config.row_tokens)
+      put(row, number, first, stop)
+      first = stop
+  return rows
+
+
+def _worth(tree: _Tree, first: int, stop: int, config: PackConfig) -> bool:
+  """Whether cutting here repeats little enough."""
+  if stop == len(tree.leaves):
+    return True
+  own = tree.tokens(first, stop) - int(tree.shared[first])
+  return tree.shared[stop] <= config.fill * own
+
+
+# ---- arrays ----------------------------------------------------------------
+
+
+def bucket(count: int, multiple: int = 1) -> int:
+  """The smallest of multiple x {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20,
+  24, ...} (four steps per doubling) that is at least `count`."""
+  units = max(1, -(-count // multiple))
+  step = 1
+  while units > 8 * step:
+    step *= 2
+  return -(-units // step) * step * multiple
+
+
+def _fill(
+  rows: list[list[_Fragment]],
+  trees: list[_Tree],
+  index: _Index,
+  config: PackConfig,
+) -> TreeBatch:
+  used = [sum(f.tokens for f in row) for row in rows]
+  longest = max(used, default=0)
+  buckets = config.row_buckets or tuple(
+    -(-config.row_tokens // d) for d in (4, 2, 1)
+  )
+  T = min(b for b in buckets if b >= longest)
+  B = bucket(len(rows), config.row_multiple)
+
+  tokens = np.zeros((B, T), np.int32)
+  parent = np.full((B, T), -1, np.int32)
+  depth = np.zeros((B, T), np.int32)
+  subtree_end = np.tile(np.arange(1, T + 1, dtype=np.int32), (B, 1))
+  routes: np.ndarray | None = None
+  terms: list[list[tuple[np.ndarray, _Span]]] = [[] for _ in range(B)]
+  pairs = 0
+  for r, row in enumerate(rows):
+    at = 0
+    for number, fragment in sorted(enumerate(row), key=lambda x: -x[1].tokens):
+      del number
+      tree = trees[fragment.tree]
+      layout, kept = _lay_out(tree, fragment, config)
+      here = slice(at, at + fragment.tokens)
+      tokens[r, here] = layout.tokens
+      parent[r, here] = np.where(layout.parent < 0, -1, layout.parent + at)
+      depth[r, here] = layout.depth
+      subtree_end[r, here] = layout.subtree_end + at
+      pairs += int((layout.depth.astype(np.int64) + 1).sum())
+      if layout.routes is not None:
+        if routes is None:
+          routes = np.full((B, T, *layout.routes.shape[1:]), -1, np.int16)
+        routes[r, here] = layout.routes
+      mine = (fragment.tree, fragment.first)
+      for chunk in kept:
+        tree.owner.setdefault(chunk, fragment.first)
+      for span in tree.spans:
+        if (
+          tree.owner.get(span.end) == mine[1] and layout.start[span.chunk] >= 0
+        ):
+          first = int(layout.start[span.chunk]) + span.inside + at
+          terms[r].append((np.arange(first, first + span.length), span))
+      at += fragment.tokens
+
+  counts = [sum(len(slots) for slots, _ in row) for row in terms]
+  E = bucket(max(counts, default=0), config.term_multiple)
+  batch = TreeBatch(
+    tokens=tokens,
+    parent=parent,
+    depth=depth,
+    subtree_end=subtree_end,
+    routes=routes,
+    **_term_arrays(terms, B, E),
+    rollout_ids=tuple(index.rollout_ids),
+    roles=tuple(index.roles),
+    groups=tuple(index.groups),
+    call_keys=tuple(index.call_keys),
+    stats={},
+  )
+  return batch.replace(stats=_stats(rows, trees, B, T, sum(counts), pairs))
+
+
+def _lay_out(
+  tree: _Tree, fragment: _Fragment, config: PackConfig
+) -> tuple[Layout, list[int]]:
+  keep = np.zeros(len(tree.radix.tokens), bool)
+  for path in tree.paths[fragment.first : fragment.stop]:
+    keep[path] = True
+  layout = tree.radix.layout(order=config.order, keep=keep)
+  return layout, np.flatnonzero(keep).tolist()
+
+
+def _term_arrays(
+  terms: list[list[tuple[np.ndarray, _Span]]], B: int, E: int
+) -> dict[str, np.ndarray]:
+  ints = {
+    'term_slot': np.zeros((B, E), np.int32),
+    'term_rollout': np.full((B, E), -1, np.int32),
+    'term_call': np.full((B, E), -1, np.int32),
+    'term_version': np.full((B, E), -1, np.int32),
+  }
+  floats = {
+    name: np.zeros((B, E), np.float32)
+    for name in (
+      'rollout_logprob',
+      'old_logprob',
+      'ref_logprob',
+      'advantage',
+      'value_target',
+      'weight',
+    )
+  }
+  for r, row in enumerate(terms):
+    at = 0
+    for slots, span in row:
+      here = slice(at, at + span.length)
+      ints['term_slot'][r, here] = slots
+      ints['term_rollout'][r, here] = span.rollout
+      ints['term_call'][r, here] = span.call
+      ints['term_version'][r, here] = span.version
+      floats['rollout_logprob'][r, here] = span.logprob
+      floats['weight'][r, here] = 1.0
+      at += span.length
+  return ints | floats
+
+
+def _stats(
+  rows: list[list[_Fragment]],
+  trees: list[_Tree],
+  B: int,
+  T: int,
+  terms: int,
+  pairs: int,
+) -> dict[str, float]:
+  tokens = sum(f.tokens for row in rows for f in row)
+  unique = sum(t.tokens(0, len(t.leaves)) for t in trees if t.leaves)
+  branch = sum(int(t.length.sum()) for t in trees)
+  calls = sum(t.call_tokens for t in trees)
+  return {
+    'rows': len(rows),
+    'tokens': tokens,
+    'slots': B * T,
+    'padding': 1 - tokens / (B * T),
+    'terms': terms,
+    'trees': sum(bool(t.leaves) for t in trees),
+    'fragments': sum(len(row) for row in rows),
+    'repeated': tokens - unique,
+    'call_tokens': calls,
+    'branch_tokens': branch,
+    'call_ratio': calls / max(tokens, 1),
+    'branch_ratio': branch / max(tokens, 1),
+    'pairs': pairs,
+    'too_long_calls': sum(t.too_long[0] for t in trees),
+    'too_long_terms': sum(t.too_long[1] for t in trees),
+  }
