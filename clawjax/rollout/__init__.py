@@ -1,0 +1,1 @@
+"""Rollouts: one (`run`) and many (`fleet`)."""
