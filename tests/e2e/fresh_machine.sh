@@ -101,14 +101,14 @@ enter() {
 
 home_of() { [ "$1" = root ] && echo /root || echo "/home/$1"; }
 
-clone='git clone -q /clawjax.bundle clawjax && cd clawjax'
+clone='git -c advice.detachedHead=false clone -q /clawjax.bundle clawjax && cd clawjax'
 
 part() {
   local name=$1
   shift
   local log=$logs/$name.log began=$SECONDS status=0
   say "part $name"
-  { "$@" 2>&1 || echo "exit status $?"; } | tee "$log" | sed "s/^/  $name| /"
+  { "$@" 2>&1 || echo "exit status $?"; } | tee "$log" | sed -u "s/^/  $name| /"
   tail -n 1 "$log" | grep -q '^exit status' && status=1
   [ "$name" = chroot ] && status=$(refused "$log")
   say "part $name: $([ $status = 0 ] && echo ok || echo FAILED), $((SECONDS - began)) s"
