@@ -225,7 +225,8 @@ font:12px system-ui,sans-serif;color:var(--faint);list-style:none;
 border-bottom:1px dotted}
 .sw{display:inline-block;padding:0 5px;border-radius:2px;
 background:rgba(var(--model),.13)}.sw.q3{background:rgba(var(--model),.60)}
-@media(max-width:560px){main{padding:18px 10px 60px}section{padding:14px}
+@media(max-width:560px){.ci{display:block;margin:0}th,td{padding-right:12px}
+main{padding:18px 10px 60px}section{padding:14px}
 .branch{padding-left:8px}h1{font-size:22px}.headline{font-size:17px}}
 @media print{section{break-inside:avoid}}
 """

@@ -12,22 +12,34 @@ scores count apart.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
-from collections.abc import AsyncIterator, Callable, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from clawjax import types
 from clawjax.eval import scores
+from clawjax.rollout import fleet as fleet_lib
+from clawjax.rollout import run as run_lib
 
 
 class Fleet(Protocol):
-  """What is needed of a fleet; see `clawjax.rollout.fleet`."""
+  """What is needed of a fleet; see `clawjax.rollout.fleet`.
+
+  Attributes:
+    limits: `RolloutLimits` of its rollouts, sampling overrides among them.
+  """
+
+  limits: Any
 
   def run_groups(
-    self, requests: Sequence[Any], **options: Any
+    self, requests: Sequence[Any], *, concurrency: int, **options: Any
   ) -> AsyncIterator[list[types.Rollout]]:
     """Yields finished groups as they complete."""
 
@@ -82,6 +94,7 @@ async def evaluate(
   samples: int = 1,
   prefix: str = 'eval',
   greedy: bool = False,
+  sampling: Mapping[str, Any] | None = None,
   concurrency: int = 8,
   retry_budget: int | None = None,
   on_rollout: Callable[[types.Rollout], None] | None = None,
@@ -91,47 +104,76 @@ async def evaluate(
   Args:
     fleet: runs the rollouts.
     tasks: with distinct ids.
-    harness: as the fleet takes it.
+    harness: an installed harness.
     samples: rollouts per task.
-    prefix: start of the rollout ids; a sampled and a greedy evaluation of one
-      step need different ones.
+    prefix: start of the rollout ids: '<prefix>/<task>/<harness>/<sample>'. A
+      sampled and a greedy evaluation of one step need different ones.
     greedy: sample at temperature 0.
+    sampling: further overrides of sampling parameters, on top of the fleet's.
     concurrency: rollouts side by side.
     retry_budget: rollouts that may be run again for faults of ours, in all;
       default: a tenth of the rollouts, at least 4.
-    on_rollout: called with each finished rollout.
+    on_rollout: told of every rollout that ended, failed attempts included.
 
   Returns:
     One trial per task and sample, whatever happened to it.
   """
-  from clawjax.rollout import fleet as fleet_lib
-
   by_id = {task.id: task for task in tasks}
-  if len(by_id) != len(tasks):
+  if len({slug(i) for i in by_id}) != len(tasks):
     raise ValueError('wanted tasks with distinct ids')
   if retry_budget is None:
     retry_budget = max(4, len(tasks) * samples // 10)
+  overrides = dict(sampling or {}) | ({'temperature': 0.0} if greedy else {})
+  if overrides:
+    fleet = with_sampling(fleet, overrides)
   requests = [
     fleet_lib.GroupRequest(
-      task=task, harness=harness, size=samples, prefix=prefix
+      task=task,
+      harness=harness,
+      size=samples,
+      prefix=f'{prefix}/{slug(task.id)}/{harness.name}',
     )
     for task in tasks
   ]
   trials = []
-  name = getattr(harness, 'name', str(harness))
-  async for group in fleet.run_groups(
-    requests,
-    concurrency=concurrency,
-    on_rollout=on_rollout,
-    retry_budget=retry_budget,
-  ):
-    for rollout in group:
-      trials.append(
-        scores.trial(rollout, by_id[rollout.task_id], greedy=greedy)
-      )
+  async with contextlib.aclosing(
+    fleet.run_groups(
+      requests,
+      concurrency=concurrency,
+      on_rollout=on_rollout or (lambda rollout: None),
+      retry_budget=retry_budget,
+    )
+  ) as groups:
+    async for group in groups:
+      trials += [
+        scores.trial(r, by_id[r.task_id], greedy=greedy) for r in group
+      ]
   order = {task.id: i for i, task in enumerate(tasks)}
   trials.sort(key=lambda t: (order[t.task_id], t.sample_index))
-  return EvalResult(harness=name, greedy=greedy, trials=tuple(trials))
+  return EvalResult(harness=harness.name, greedy=greedy, trials=tuple(trials))
+
+
+def with_sampling(fleet: Any, overrides: Mapping[str, Any]) -> Any:
+  """A fleet on the same machinery that samples otherwise."""
+  twin = copy.copy(fleet)
+  limits = fleet.limits or run_lib.RolloutLimits()
+  twin.limits = dataclasses.replace(
+    limits, sampling={**limits.sampling, **overrides}
+  )
+  return twin
+
+
+def slug(text: str) -> str:
+  """A task id as one part of a rollout id.
+
+  '/' becomes '-'; so do characters that a file name could not hold, and then
+  a short digest of the id keeps it apart from its likes.
+  """
+  plain = re.sub(r'[^A-Za-z0-9._-]+', '-', text).strip('-')
+  if plain == text.replace('/', '-') and len(plain) <= 80:
+    return plain
+  digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+  return f'{plain[:80]}-{digest}'
 
 
 # ---- on disk ---------------------------------------------------------------
@@ -143,7 +185,7 @@ def save_trials(
   """Writes trials as a JSON list, atomically; makes the folder."""
   target = pathlib.Path(path)
   target.parent.mkdir(parents=True, exist_ok=True)
-  temporary = target.with_suffix('.tmp')
+  temporary = target.with_name(target.name + '.tmp')
   rows = ',\n '.join(json.dumps(scores.trial_to_json(t)) for t in trials)
   temporary.write_text(f'[{rows}]\n')
   temporary.replace(target)

@@ -1,0 +1,114 @@
+"""Transcripts as chat JSONL, one conversation a line, for supervised training.
+
+The shape is that of Hugging Face chat data sets: `messages` with `role`,
+`content`, `reasoning_content`, `tool_calls` and `tool_call_id`, and `tools`
+beside it. `metadata` says where the line came from and what it scored, so that
+a cold start can filter by reward.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from clawjax import trie as trie_lib
+from clawjax import types
+from clawjax.chat import template
+from clawjax.eval import conversation
+
+
+def lines(
+  rollout: types.Rollout,
+  tokenizer: conversation.Tokenizer,
+  *,
+  roles: tuple[str, ...] = ('main',),
+  arguments: Literal['object', 'text'] = 'object',
+) -> list[dict[str, Any]]:
+  """One dict per retained conversation of a rollout.
+
+  Args:
+    rollout: with its calls.
+    tokenizer: that the calls were made with.
+    roles: whose conversations to write.
+    arguments: of tool calls: a JSON object (what chat templates take) or its
+      text (what the OpenAI API takes).
+  """
+  trie, _ = trie_lib.filter(trie_lib.build(rollout, routes='ignore'))
+  return [
+    {
+      'messages': [_message(t.message, arguments) for t in talk.turns],
+      'tools': list(talk.tools),
+      'metadata': {
+        'rollout_id': rollout.rollout_id,
+        'task_id': rollout.task_id,
+        'harness': rollout.harness,
+        'harness_version': rollout.harness_version,
+        'role': trie.calls[talk.leaf].role,
+        'reward': rollout.reward,
+        'outcome': rollout.outcome,
+      },
+    }
+    for talk in conversation.conversations(trie, tokenizer, roles=roles)
+  ]
+
+
+def write(
+  path: str | os.PathLike[str],
+  rollouts: Iterable[types.Rollout],
+  tokenizer: conversation.Tokenizer,
+  *,
+  least_reward: float | None = None,
+  **options: Any,
+) -> int:
+  """Writes a file; returns the number of lines.
+
+  Args:
+    path: the file; replaced when whole.
+    rollouts: to write.
+    tokenizer: that the calls were made with.
+    least_reward: leave out rollouts that scored less or were not scored;
+      None: write all.
+    **options: see `lines`.
+  """
+  target = pathlib.Path(path)
+  temporary = target.with_suffix('.tmp')
+  count = 0
+  with temporary.open('w', encoding='utf-8') as file:
+    for rollout in rollouts:
+      if least_reward is not None and not (
+        rollout.valid and float(rollout.reward or 0.0) >= least_reward
+      ):
+        continue
+      for line in lines(rollout, tokenizer, **options):
+        file.write(json.dumps(line, ensure_ascii=False) + '\n')
+        count += 1
+  temporary.replace(target)
+  return count
+
+
+def _message(message: types.Message, arguments: str) -> dict[str, Any]:
+  out: dict[str, Any] = {'role': message.role, 'content': message.content}
+  if message.reasoning:
+    out['reasoning_content'] = message.reasoning
+  if message.calls:
+    out['tool_calls'] = [
+      {
+        'id': c.id,
+        'type': 'function',
+        'function': {
+          'name': c.name,
+          'arguments': c.arguments
+          if arguments == 'text'
+          else template.arguments_object(c.arguments) or {},
+        },
+      }
+      for c in message.calls
+    ]
+  if message.role == 'tool':
+    out['tool_call_id'] = message.call_id
+    if message.name:
+      out['name'] = message.name
+  return out

@@ -1,0 +1,220 @@
+"""The conversation that a path of calls amounts to: ids back to messages.
+
+A leaf of the trie and the calls it extends, one after the other, are what one
+agent (or subagent) lived through. The proxy rendered every request from pieces
+framed by control tokens, and text in a message can never produce a control
+token, so cutting the ids at those tokens gives back the turns exactly:
+
+  <|im_start|>system .. <|im_end|>     system text and offered tools
+  <|im_start|>user .. <|im_end|>       a user message, or tool results
+  <|im_start|>assistant .. <|im_end|>  sampled (then it belongs to a call) or
+                                       put there by the harness
+
+Transcripts for other programs (`atif.py`, `chat_jsonl.py`) are made from this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from clawjax import trie as trie_lib
+from clawjax import types
+from clawjax.chat import parsing
+
+
+class Tokenizer(Protocol):
+  """What is needed of a tokenizer; see `clawjax.chat.tokenizers`."""
+
+  im_start: int
+  im_end: int
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """Text of ids, special tokens shown."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+  """One message and where it came from.
+
+  Attributes:
+    message: the message; ids of tool calls are unique in the conversation.
+    call: number (in the trie) of the call that sampled it, or -1.
+  """
+
+  message: types.Message
+  call: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+  """All turns of one path.
+
+  Attributes:
+    leaf: number of the last call.
+    path: numbers of the calls from the root on, the leaf included.
+    turns: in order.
+    tools: tool definitions as offered, JSON objects.
+  """
+
+  leaf: int
+  path: tuple[int, ...]
+  turns: tuple[Turn, ...]
+  tools: tuple[dict[str, Any], ...]
+
+
+_TOOLS = re.compile(r'(?:^|\n\n)# Tools\n\n.*?<tools>\n(.*?)\n</tools>', re.S)
+_RESPONSE = re.compile(
+  r'<tool_response>\n(.*?)\n</tool_response>(?=\n<tool_response>\n|\s*$)', re.S
+)
+
+
+def path(trie: trie_lib.Trie, leaf: int) -> tuple[int, ...]:
+  """The calls that `leaf` extends, first one first, then the leaf."""
+  found = [leaf]
+  while trie.extends[found[-1]] >= 0:
+    found.append(trie.extends[found[-1]])
+  return tuple(reversed(found))
+
+
+def read(trie: trie_lib.Trie, leaf: int, tokenizer: Tokenizer) -> Conversation:
+  """The conversation that ends with call number `leaf`."""
+  turns: list[Turn] = []
+  tools: list[dict[str, Any]] = []
+  calls = path(trie, leaf)
+  for number in calls:
+    call = trie.calls[number]
+    tail = ''
+    for role, text, closed in _frames(
+      trie_lib.inserted(trie, number), tokenizer
+    ):
+      if not closed and role == 'assistant':
+        tail = text  # the generation prompt, maybe with a prefill
+        continue
+      if role == 'system':
+        text, offered = _split_tools(text)
+        tools += [t for t in offered if t not in tools]
+      turns += map(Turn, _messages(role, text, turns))
+    if call.sample is not None:
+      turns.append(Turn(_answer(call, tail, tools, tokenizer, turns), number))
+  return Conversation(leaf, calls, tuple(turns), tuple(tools))
+
+
+def conversations(
+  trie: trie_lib.Trie, tokenizer: Tokenizer, *, roles: Sequence[str] = ('main',)
+) -> list[Conversation]:
+  """Conversations of all leaves of `roles` whose call is trained, in order."""
+  return [
+    read(trie, leaf, tokenizer)
+    for leaf in trie.leaves()
+    if trie.calls[leaf].role in roles
+  ]
+
+
+# ---- pieces ----------------------------------------------------------------
+
+
+def _frames(
+  ids: np.ndarray, tokenizer: Tokenizer
+) -> Iterator[tuple[str, str, bool]]:
+  """(role, text, closed) of each framed turn; what precedes the first is left.
+
+  What precedes it is the end of an answer: a newline, or `<|im_end|>` for one
+  that was cut.
+  """
+  starts = np.flatnonzero(np.asarray(ids) == tokenizer.im_start)
+  for at, start in enumerate(starts):
+    stop = starts[at + 1] if at + 1 < len(starts) else len(ids)
+    body = ids[start + 1 : stop]
+    ends = np.flatnonzero(body == tokenizer.im_end)
+    closed = len(ends) > 0
+    text = tokenizer.decode(body[: ends[0]] if closed else body)
+    role, _, rest = text.partition('\n')
+    yield role, rest, closed
+
+
+def _split_tools(text: str) -> tuple[str, list[dict[str, Any]]]:
+  """System text without the tools block, and the tools."""
+  match = _TOOLS.search(text)
+  if not match:
+    return text, []
+  tools = []
+  for line in match.group(1).split('\n'):
+    try:
+      tool = json.loads(line)
+    except ValueError:
+      continue
+    if isinstance(tool, dict):
+      tools.append(tool)
+  return text[: match.start()], tools
+
+
+def _messages(
+  role: str, text: str, before: Sequence[Turn]
+) -> list[types.Message]:
+  """The messages that a closed turn holds."""
+  if role == 'assistant':
+    parsed = parsing.parse_output(text, tools=(), finish='stop')
+    return [_assistant(parsed, before)]
+  if role == 'user' and text.startswith('<tool_response>'):
+    asked = _open_calls(before)
+    return [
+      types.Message(
+        'tool',
+        content=content,
+        call_id=asked[i].id if i < len(asked) else '',
+        name=asked[i].name if i < len(asked) else '',
+      )
+      for i, content in enumerate(_RESPONSE.findall(text))
+    ]
+  known = role if role in ('system', 'user', 'tool') else 'user'
+  return [types.Message(known, content=text)]
+
+
+def _open_calls(before: Sequence[Turn]) -> Sequence[types.ToolCall]:
+  """Calls of the last assistant message, in order."""
+  for turn in reversed(before):
+    if turn.message.role == 'assistant':
+      return turn.message.calls
+  return ()
+
+
+def _answer(
+  call: types.Call,
+  tail: str,
+  tools: Sequence[dict[str, Any]],
+  tokenizer: Tokenizer,
+  before: Sequence[Turn],
+) -> types.Message:
+  assert call.sample is not None
+  offered = [
+    types.Tool(f['name'], f.get('description', ''), f.get('parameters') or {})
+    for t in tools
+    if isinstance(f := t.get('function', t), dict) and 'name' in f
+  ]
+  parsed = parsing.parse_output(
+    tokenizer.decode(call.sample.token_ids),
+    tools=offered,
+    finish=call.sample.finish,
+    prompt_tail=tail,
+  )
+  return _assistant(parsed, before)
+
+
+def _assistant(parsed: parsing.Parsed, before: Sequence[Turn]) -> types.Message:
+  """The message, its calls numbered on from those before."""
+  count = sum(len(t.message.calls) for t in before)
+  return types.Message(
+    'assistant',
+    content=parsed.content,
+    reasoning=parsed.reasoning,
+    calls=tuple(
+      types.ToolCall(c.name, c.arguments, f'call_{count + i}')
+      for i, c in enumerate(parsed.calls)
+    ),
+  )
