@@ -1,0 +1,165 @@
+"""Reading task folders of other people: plain paths, no escapes, no giants.
+
+Every path that a task file names and every link that a folder holds is looked
+at before a byte is read: absolute paths, `..` and links that leave the folder
+are `Broken`, and so is more than `MAX_BYTES` of workspace.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pathlib
+import re
+import tomllib
+from typing import Any
+
+from clawjax.tasks.formats.report import Broken
+
+MAX_BYTES = 48 << 20  # of one workspace; sandboxes take and give back 64 MiB
+MAX_FILES = 5000
+_SKIP = {'__pycache__', '.DS_Store', '.gitkeep'}
+
+
+def plain(path: Any, what: str = 'path') -> str:
+  """A relative path without '..', in normal form.
+
+  Raises:
+    Broken: it is absolute, leaves the folder, or is no path.
+  """
+  if not isinstance(path, str) or not path.strip() or '\0' in path:
+    raise Broken('bad_path', f'{what}: wanted a relative path, got {path!r}')
+  parts = pathlib.PurePosixPath(path.replace('\\', '/')).parts
+  if path.startswith(('/', '\\', '~')) or re.match('[A-Za-z]:', path):
+    raise Broken('path_escape', f'{what}: {path!r} is absolute')
+  if '..' in parts:
+    raise Broken('path_escape', f"{what}: {path!r} has a '..'")
+  parts = [p for p in parts if p != '.']
+  if not parts:
+    raise Broken('bad_path', f'{what}: wanted a file name, got {path!r}')
+  return '/'.join(parts)
+
+
+def read_tree(
+  folder: pathlib.Path, *, max_bytes: int = MAX_BYTES, skip: set[str] = _SKIP
+) -> dict[str, bytes]:
+  """All files below a folder, by relative path.
+
+  Links to files inside are read; a link that leaves the folder is an error.
+  """
+  root = folder.resolve()
+  found: dict[str, bytes] = {}
+  total = 0
+  for base, folders, names in os.walk(folder, followlinks=False):
+    folders[:] = sorted(f for f in folders if f not in skip)
+    for name in [*sorted(names), *folders]:
+      path = pathlib.Path(base, name)
+      relative = path.relative_to(folder).as_posix()
+      if name in skip:
+        continue
+      if path.is_symlink() and not path.resolve().is_relative_to(root):
+        raise Broken('path_escape', f'{relative} is a link out of the folder')
+      if not path.is_file():
+        continue
+      total += path.stat().st_size
+      if total > max_bytes or len(found) >= MAX_FILES:
+        raise Broken(
+          'too_large',
+          f'wanted at most {max_bytes >> 20} MiB and {MAX_FILES} files; '
+          'give --max-mib to load it all the same',
+        )
+      found[relative] = path.read_bytes()
+  return found
+
+
+def executables(folder: pathlib.Path) -> list[str]:
+  """Relative paths of files that may be executed."""
+  return sorted(
+    p.relative_to(folder).as_posix()
+    for p in folder.rglob('*')
+    if p.is_file() and os.access(p, os.X_OK)
+  )
+
+
+def need(path: pathlib.Path) -> pathlib.Path:
+  """The path, which must be a file."""
+  if not path.is_file():
+    raise Broken('missing_file', f'there is no {path.name}')
+  return path
+
+
+def text_of(path: pathlib.Path) -> str:
+  """UTF-8 text of a file."""
+  try:
+    return need(path).read_text(encoding='utf-8-sig')
+  except UnicodeDecodeError as error:
+    raise Broken('not_utf8', f'{path.name}: {error}') from None
+
+
+def json_of(path: pathlib.Path) -> Any:
+  """JSON value of a file."""
+  return json_text(text_of(path), path.name)
+
+
+def json_text(text: str, what: str) -> Any:
+  """JSON value of a text."""
+  try:
+    return json.loads(text)
+  except (ValueError, RecursionError) as error:
+    raise Broken('bad_json', f'{what}: {error}') from None
+
+
+def toml_of(path: pathlib.Path) -> dict[str, Any]:
+  """TOML table of a file."""
+  try:
+    return tomllib.loads(text_of(path))
+  except tomllib.TOMLDecodeError as error:
+    raise Broken('bad_toml', f'{path.name}: {error}') from None
+
+
+def yaml_text(text: str, what: str) -> Any:
+  """YAML value of a text."""
+  import yaml
+
+  try:
+    return yaml.safe_load(text)
+  except (yaml.YAMLError, ValueError, RecursionError) as error:
+    line = ' '.join(str(error).split())
+    raise Broken('bad_yaml', f'{what}: {line}') from None
+
+
+def csv_of(path: pathlib.Path) -> list[dict[str, str]]:
+  """Rows of a CSV file with a header; every row must have all fields."""
+  text = text_of(path)
+  try:
+    reader = csv.DictReader(io.StringIO(text, newline=''), strict=True)
+    rows = list(reader)
+  except csv.Error as error:
+    raise Broken('bad_csv', f'{path.name}: {error}') from None
+  for number, row in enumerate(rows, 1):
+    if None in row or None in row.values():
+      raise Broken(
+        'bad_csv', f'{path.name}: row {number} does not fit the header'
+      )
+  return rows
+
+
+def string(table: dict[str, Any], key: str, what: str) -> str:
+  """A non-empty text under a key."""
+  value = table.get(key)
+  if not isinstance(value, str) or not value.strip():
+    raise Broken('bad_field', f'{what}: wanted text {key!r}, got {value!r:.60}')
+  return value
+
+
+def seconds(value: Any, what: str, default: float) -> float:
+  """A positive number of seconds, or the default for None."""
+  if value is None:
+    return default
+  if isinstance(value, bool) or not isinstance(value, (int, float)):
+    raise Broken('bad_field', f'{what}: wanted seconds, got {value!r:.60}')
+  if not 0 < value < 1e6:
+    raise Broken('bad_field', f'{what}: wanted seconds > 0, got {value!r}')
+  return float(value)
