@@ -14,7 +14,6 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from clawjax import trie as trie_lib
 from clawjax import types
 from clawjax.chat import template
 from clawjax.eval import conversation
@@ -36,7 +35,7 @@ def lines(
     arguments: of tool calls: a JSON object (what chat templates take) or its
       text (what the OpenAI API takes).
   """
-  trie, _ = trie_lib.filter(trie_lib.build(rollout, routes='ignore'))
+  trie = conversation.retained(rollout)
   return [
     {
       'messages': [_message(t.message, arguments) for t in talk.turns],

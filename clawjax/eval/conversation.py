@@ -44,11 +44,13 @@ class Turn:
 
   Attributes:
     message: the message; ids of tool calls are unique in the conversation.
-    call: number (in the trie) of the call that sampled it, or -1.
+    owner: number (in the trie) of the call with which it first came.
+    sampled: the owner's answer, not part of its prompt.
   """
 
   message: types.Message
-  call: int = -1
+  owner: int
+  sampled: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,16 +101,27 @@ def read(trie: trie_lib.Trie, leaf: int, tokenizer: Tokenizer) -> Conversation:
       if role == 'system':
         text, offered = _split_tools(text)
         tools += [t for t in offered if t not in tools]
-      turns += map(Turn, _messages(role, text, turns))
+      turns += [Turn(m, number) for m in _messages(role, text, turns, tools)]
     if call.sample is not None:
-      turns.append(Turn(_answer(call, tail, tools, tokenizer, turns), number))
+      answer = _answer(call, tail, tools, tokenizer, turns)
+      turns.append(Turn(answer, number, sampled=True))
   return Conversation(leaf, calls, tuple(turns), tuple(tools))
+
+
+def retained(rollout: types.Rollout) -> trie_lib.Trie:
+  """The trie of a rollout, dead leaves marked, every role kept."""
+  trie, _ = trie_lib.filter(
+    trie_lib.build(rollout, routes='ignore'),
+    max_leaves=None,
+    auxiliary='train',
+  )
+  return trie
 
 
 def conversations(
   trie: trie_lib.Trie, tokenizer: Tokenizer, *, roles: Sequence[str] = ('main',)
 ) -> list[Conversation]:
-  """Conversations of all leaves of `roles` whose call is trained, in order."""
+  """Conversations of the retained leaves of `roles`, in order of calls."""
   return [
     read(trie, leaf, tokenizer)
     for leaf in trie.leaves()
@@ -155,11 +168,14 @@ def _split_tools(text: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _messages(
-  role: str, text: str, before: Sequence[Turn]
+  role: str,
+  text: str,
+  before: Sequence[Turn],
+  tools: Sequence[dict[str, Any]],
 ) -> list[types.Message]:
   """The messages that a closed turn holds."""
   if role == 'assistant':
-    parsed = parsing.parse_output(text, tools=(), finish='stop')
+    parsed = parsing.parse_output(text, tools=_offered(tools), finish='stop')
     return [_assistant(parsed, before)]
   if role == 'user' and text.startswith('<tool_response>'):
     asked = _open_calls(before)
@@ -184,6 +200,14 @@ def _open_calls(before: Sequence[Turn]) -> Sequence[types.ToolCall]:
   return ()
 
 
+def _offered(tools: Sequence[dict[str, Any]]) -> list[types.Tool]:
+  return [
+    types.Tool(f['name'], f.get('description', ''), f.get('parameters') or {})
+    for t in tools
+    if isinstance(f := t.get('function', t), dict) and 'name' in f
+  ]
+
+
 def _answer(
   call: types.Call,
   tail: str,
@@ -192,14 +216,9 @@ def _answer(
   before: Sequence[Turn],
 ) -> types.Message:
   assert call.sample is not None
-  offered = [
-    types.Tool(f['name'], f.get('description', ''), f.get('parameters') or {})
-    for t in tools
-    if isinstance(f := t.get('function', t), dict) and 'name' in f
-  ]
   parsed = parsing.parse_output(
     tokenizer.decode(call.sample.token_ids),
-    tools=offered,
+    tools=_offered(tools),
     finish=call.sample.finish,
     prompt_tail=tail,
   )

@@ -3,6 +3,7 @@
 import html.parser
 import importlib.util
 import pathlib
+import sys
 
 import pytest
 
@@ -59,6 +60,7 @@ def _load(name):
   path = pathlib.Path(__file__).with_name(f'{name}.py')
   spec = importlib.util.spec_from_file_location(f'eval_{name}', path)
   module = importlib.util.module_from_spec(spec)
+  sys.modules[spec.name] = module  # dataclasses look their module up
   spec.loader.exec_module(module)
   return module
 
@@ -73,3 +75,9 @@ def synthetic():
 def run_dir(synthetic, tmp_path_factory):
   """A whole run folder; not to be changed by a test."""
   return synthetic.write(tmp_path_factory.mktemp('run'), steps=6, tasks=10)
+
+
+@pytest.fixture(scope='session')
+def talk():
+  """The module that builds rollouts with known conversations."""
+  return _load('talk')
