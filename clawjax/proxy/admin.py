@@ -1,0 +1,119 @@
+"""The admin API: open, read and end sessions; its own token guards it.
+
+POST   /admin/sessions      -> {"session", "key", "base_url"}
+GET    /admin/sessions      -> {"sessions": [...]}
+GET    /admin/sessions/{s}  -> calls and counts
+DELETE /admin/sessions/{s}  ends it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+
+from clawjax import errors, types
+from clawjax.proxy import canonical
+
+_OPEN_KEYS = frozenset(
+  {'run_seed', 'sampling', 'rules', 'token_budget', 'metadata'}
+)
+
+
+def mount(proxy: Any, serve: Any, *, token: str) -> Starlette:
+  """The proxy's app; without a token there is no admin API in it."""
+  routes: list[Any] = [Mount('/', app=serve)]
+  if token:
+    api = _Api(proxy, token)
+    routes[:0] = [
+      Route('/admin/sessions', api.sessions, methods=['GET', 'POST']),
+      Route(
+        '/admin/sessions/{id:path}', api.session, methods=['GET', 'DELETE']
+      ),
+    ]
+  return Starlette(routes=routes)
+
+
+def call_json(call: types.Call, served: Any = None) -> dict[str, Any]:
+  """A call as the admin API shows it."""
+  value = types.to_json(call)
+  sample = value.pop('sample') or {}
+  value['output_ids'] = sample.get('token_ids', [])
+  value['logprobs'] = sample.get('logprobs', [])
+  value['finish'] = sample.get('finish', '')
+  value['policy_version'] = sample.get('policy_version')
+  if served is not None:
+    value['flags'] = list(served.flags)
+  return value
+
+
+class _Api:
+  def __init__(self, proxy: Any, token: str):
+    self._proxy = proxy
+    self._token = token
+
+  def _allowed(self, request: Request) -> bool:
+    given = request.headers.get('authorization', '')
+    wanted = f'Bearer {self._token}'
+    return hmac.compare_digest(given.encode(), wanted.encode())
+
+  async def sessions(self, request: Request) -> Response:
+    """Opens a session, or lists them."""
+    if not self._allowed(request):
+      return _error(401, 'wanted the admin token')
+    if request.method == 'GET':
+      return JSONResponse({'sessions': self._proxy.ids()})
+    try:
+      body = canonical.loads(await request.body() or b'{}')
+      if not isinstance(body, dict):
+        raise errors.ConfigError('wanted a JSON object')
+      rollout_id = body.pop('rollout_id', body.pop('session', ''))
+      unknown = sorted(body.keys() - _OPEN_KEYS)
+      if unknown:
+        raise errors.ConfigError(
+          f'wanted keys of rollout_id, {", ".join(sorted(_OPEN_KEYS))}, '
+          f'got {", ".join(unknown)}'
+        )
+      handle = self._proxy.open(str(rollout_id), **body)
+    except (ValueError, TypeError, errors.ConfigError) as e:
+      return _error(400, str(e))
+    base = self._proxy.base_url or str(request.base_url).rstrip('/')
+    return JSONResponse(
+      {
+        'session': handle.id,
+        'key': handle.key,
+        'base_url': base + handle.path,
+      },
+      201,
+    )
+
+  async def session(self, request: Request) -> Response:
+    """Shows a session, or ends it."""
+    if not self._allowed(request):
+      return _error(401, 'wanted the admin token')
+    rollout_id = request.path_params['id']
+    try:
+      session = self._proxy.session(rollout_id)
+    except KeyError:
+      return _error(404, f'no open session {rollout_id!r}')
+    if request.method == 'DELETE':
+      self._proxy.close(rollout_id)
+      return JSONResponse({'session': rollout_id, 'closed': True})
+    done = [s for s in session.served if not s.pending]
+    return JSONResponse(
+      {
+        'session': rollout_id,
+        'calls': [call_json(s.call(rollout_id), s) for s in done],
+        'pending': [s.call_id for s in session.served if s.pending],
+        'stats': dataclasses.asdict(session.stats),
+      }
+    )
+
+
+def _error(status: int, message: str) -> Response:
+  return JSONResponse({'error': {'message': message}}, status)

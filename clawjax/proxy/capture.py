@@ -1,0 +1,57 @@
+"""The record of a session: one append-only JSONL file, written before sending.
+
+Lines, in the order they happen:
+
+  open   the session: ids, key, seed, rules
+  start  a request: its new turns (ids and what they are recognised by), where
+         its prompt ends in the tree of turns, how it is sampled
+  end    its outcome: sampled ids, log-probs, the kept turn
+  close  the session has ended
+
+Only what is new is written: a prompt is the path of its leaf plus the opening,
+so a record grows with the conversation and not with its square. A line is
+handed to the operating system before the answer's last event is sent, so a
+proxy that is killed loses no finished call; a `start` without its `end` is a
+call that was in flight. `fsync` also survives a machine that dies.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import urllib.parse
+from typing import Any
+
+from clawjax.proxy import canonical
+
+
+def file_name(rollout_id: str) -> str:
+  """A file name for any rollout id."""
+  return urllib.parse.quote(rollout_id, safe='') + '.jsonl'
+
+
+class Recorder:
+  """Appends lines to one session's record."""
+
+  def __init__(self, path: pathlib.Path, *, fsync: bool = False):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The session's key is in it.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    self._fd = os.open(path, flags, 0o600)
+    self._fsync = fsync
+    self.path = path
+
+  def write(self, kind: str, value: dict[str, Any]) -> None:
+    """Appends one line; it has left this process when this returns."""
+    line = canonical.dumps({'type': kind, **value}) + b'\n'
+    view = memoryview(line)
+    while view:
+      view = view[os.write(self._fd, view) :]
+    if self._fsync:
+      os.fsync(self._fd)
+
+  def close(self) -> None:
+    """Closes the file; writing on is an error."""
+    if self._fd >= 0:
+      os.close(self._fd)
+      self._fd = -1
