@@ -24,18 +24,21 @@ VERSION = re.search(
 CORE = [
   'absl-py>=2.1',
   'fsspec>=2024.6',
+  'httptools>=0.6',
   'httpx>=0.27',
   'jinja2>=3.1',
   'jsonschema>=4.21',
   'ml-collections>=1.0',
   'msgpack>=1.0',
   'numpy>=2.0',
+  'orjson>=3.10',
   'psutil>=5.9',
   'pyyaml>=6.0',
   'rich>=13.7',
   'starlette>=0.40',
   'tokenizers>=0.20',
   'uvicorn>=0.30',
+  'zstandard>=0.23',
 ]
 
 EXTRAS = {
