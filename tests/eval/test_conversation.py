@@ -79,7 +79,8 @@ def test_an_assistant_turn_of_the_harness_is_not_sampled(talk):
   (found,) = conversation.conversations(
     conversation.retained(b.rollout()), b.tokenizer
   )
-  user, sure, result, yes = found.turns
+  head, user, sure, result, yes = found.turns
+  assert head.message == types.Message('system', '')  # tools alone
   assert sure.message.content == 'Sure.' and not sure.sampled
   assert result.message.call_id == sure.message.calls[0].id == 'call_0'
   assert yes.sampled
