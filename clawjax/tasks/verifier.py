@@ -1,29 +1,45 @@
-"""Scores a final workspace with the task's own grader, in a fresh sandbox.
+"""Scores a final workspace: the task's own grader in a fresh sandbox, a judge,
+or both.
 
   workspace (path -> bytes) + task.verifier  ->  Score(reward, checks)
 
 The agent's sandbox is gone by now: a new one gets a copy of the workspace, the
-hidden files at `/verifier`, and runs the grader there, with limits and without
-network. What the grader prints is read strictly. A grader that crashes, hangs,
-prints nothing, prints NaN or a number outside [0, 1] has not said 0: it has
-said nothing, and that is a `VerifierError`.
+hidden files at `/verifier` (Harbor's at `/tests`), and runs the grader there,
+with limits and without network. What the grader prints is read strictly. A
+grader that crashes, hangs, prints nothing, prints NaN or a number outside
+[0, 1] has not said 0: it has said nothing, and that is a `VerifierError`. The
+same goes for a judge.
+
+A task with `metadata['judge']` is scored by a judge too, and the two sides are
+mixed by `metadata['weights']`; `metadata['hybrid'] == 'penalised'` lets the
+judge count only from 0.75 of the grader on (QwenClawBench).
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import math
+import pathlib
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clawjax import errors, types
 from clawjax.sandbox import base
+from clawjax.tasks import judge as judge_lib
+from clawjax.tasks import rubric
+from clawjax.tasks import transcript as transcript_lib
 
 VERIFIER = '/verifier'
+HARBOR_TESTS = '/tests'
+# The run, for graders: canonical messages, and OpenClaw's events.
 TRANSCRIPT = f'{VERIFIER}/transcript.json'
+EVENTS = f'{VERIFIER}/events.json'
 _REWARD_FILES = ('/logs/verifier/reward.json', '/logs/verifier/reward.txt')
 LIMITS = base.Limits(memory_bytes=1024 * base.MIB, processes=128)
+PENALTY_BELOW = 0.75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,15 +48,20 @@ class Score:
 
   Attributes:
     reward: in [0, 1].
-    checks: parts by name, each in [0, 1].
-    seconds: wall time of the grader.
-    notes: what a judge said, or why a part is missing.
+    checks: parts by name, each in [0, 1] (further keys of Harbor's
+      reward.json: any finite number).
+    seconds: wall time of grader and judge.
+    notes: what a judge or a grader remarked.
+    parts: 'code' and 'rubric', the two sides before they are mixed.
+    by_judge: value of each judge, by model name.
   """
 
   reward: float
   checks: Mapping[str, float] = dataclasses.field(default_factory=dict)
   seconds: float = 0.0
   notes: str = ''
+  parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  by_judge: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 async def verify(
@@ -49,51 +70,184 @@ async def verify(
   backend: base.Backend,
   *,
   transcript: Sequence[types.Message] | None = None,
+  judge: judge_lib.Scorer | None = None,
+  code_only: bool = False,
+  renormalise_missing: bool = False,
+  aliases: bool = True,
   limits: base.Limits = LIMITS,
 ) -> Score:
-  """Runs the grader of `task` on a copy of `workspace`.
+  """Scores `workspace`.
 
   Args:
-    task: with a verifier.
+    task: with a verifier, a judge's rubric, or both.
     workspace: relative path -> content, as the agent left it.
-    backend: makes the sandbox.
-    transcript: the run's messages, for graders that read them.
+    backend: makes the sandbox of the grader.
+    transcript: the run's messages, for graders and judges that read them.
+    judge: scores the rubric.
+    code_only: leave the rubric out where there is a grader. Such a score must
+      not be set beside hybrid ones.
+    renormalise_missing: when one side gives no number, the other stands alone
+      (as the public ClawGym-Bench runner is reported to do); else an error.
+    aliases: give graders OpenClaw's tool names whatever the harness.
     limits: of the sandbox; time comes from the verifier.
 
   Raises:
     VerifierError: there is no usable reward.
     SandboxError: the sandbox could not be made or used.
   """
-  verifier = task.verifier
-  if verifier is None:
+  asked = task.metadata.get('judge')
+  if task.verifier is None and not asked:
     raise errors.VerifierError(f'{task.id}: the task has no verifier')
-  sandbox = await backend.create(
-    base.SandboxSpec.of(limits, label=f'verify {task.id}')
-  )
-  try:
-    for path, content in workspace.items():
-      await sandbox.write(f'{base.WORKSPACE}/{path}', content)
-    for path, content in verifier.files.items():
-      await sandbox.write(f'{VERIFIER}/{path}', content, 0o755)
-    if transcript is not None:
-      lines = [dataclasses.asdict(message) for message in transcript]
-      await sandbox.write(TRANSCRIPT, json.dumps(lines).encode())
-    result = await sandbox.exec(
-      verifier.command, cwd=base.WORKSPACE, timeout_s=verifier.timeout_s
+  if not asked or (code_only and task.verifier is not None):
+    return await _run_grader(
+      task, workspace, backend, transcript, aliases, limits
     )
+  weights = task.metadata.get('weights') or {'rubric': 1.0}
+  if judge is None:
+    raise errors.VerifierError(
+      f'{task.id}: the task has a rubric and no judge is configured; give a '
+      'judge, or code_only to leave the rubric out'
+    )
+  code = failed = None
+  if task.verifier is not None and weights.get('code', 0.0) > 0:
     try:
-      return await _read(verifier, sandbox, result)
-    except ValueError as error:
-      tail = result.stderr[-300:].decode('utf-8', 'replace').strip()
-      raise errors.VerifierError(
-        f'{task.id}: {error}' + (f'; stderr ends: {tail}' if tail else '')
-      ) from error
-  finally:
-    await sandbox.destroy()
+      code = await _run_grader(
+        task, workspace, backend, transcript, aliases, limits
+      )
+    except errors.VerifierError as error:
+      if not renormalise_missing:
+        raise
+      failed = error
+  if (
+    task.metadata.get('hybrid') == 'penalised'
+    and code is not None
+    and code.reward < PENALTY_BELOW
+  ):
+    verdict: judge_lib.Verdict | None = judge_lib.Verdict(
+      0.0, notes=f'judge not asked: the grader gave {code.reward:g}'
+    )
+  else:
+    start = asyncio.get_running_loop().time()
+    try:
+      verdict = await judge.score(task, workspace, transcript)
+    except errors.VerifierError:
+      if not renormalise_missing or code is None:
+        raise
+      verdict = None
+    waited = asyncio.get_running_loop().time() - start
+    if code is not None:
+      code = dataclasses.replace(code, seconds=code.seconds + waited)
+  return _mixed(task, code, verdict, weights, failed)
+
+
+def _mixed(
+  task: types.Task,
+  code: Score | None,
+  verdict: judge_lib.Verdict | None,
+  weights: Mapping[str, float],
+  failed: errors.VerifierError | None,
+) -> Score:
+  """One score of two sides."""
+  used = dict(weights)
+  notes = [verdict.notes if verdict else 'no judge: the grader stands alone']
+  if code is None and failed is not None:
+    used['code'] = 0.0
+    notes.append(f'no grader: the judge stands alone ({failed})')
+  if verdict is None:
+    used['rubric'] = 0.0
+  try:
+    reward = rubric.mix(
+      code.reward if code else None, verdict.value if verdict else None, used
+    )
+  except ValueError as error:
+    raise errors.VerifierError(f'{task.id}: {error}') from error
+  parts = {}
+  if code is not None:
+    parts['code'] = code.reward
+  if verdict is not None:
+    parts['rubric'] = verdict.value
+  return Score(
+    reward,
+    {**(code.checks if code else {}), **(verdict.scores if verdict else {})},
+    code.seconds if code else 0.0,
+    '\n'.join(n for n in notes if n),
+    parts,
+    verdict.by_judge if verdict else {},
+  )
+
+
+# ---- the grader ------------------------------------------------------------
+
+
+async def _run_grader(
+  task: types.Task,
+  workspace: Mapping[str, bytes],
+  backend: base.Backend,
+  transcript: Sequence[types.Message] | None,
+  aliases: bool,
+  limits: base.Limits,
+) -> Score:
+  verifier = task.verifier
+  assert verifier is not None
+  harbor = verifier.output == 'harbor'
+  with tempfile.TemporaryDirectory(prefix='clawjax-tests-') as name:
+    readonly = ()
+    if harbor:  # its scripts name /tests
+      _write_tree(pathlib.Path(name), verifier.files)
+      readonly = ((name, HARBOR_TESTS),)
+    spec = base.SandboxSpec.of(
+      limits,
+      label=f'verify {task.id}',
+      readonly=readonly,
+      image=str(task.metadata.get('image', '')),
+    )
+    sandbox = await backend.create(spec)
+    try:
+      runnable = set(task.metadata.get('executable', ()))
+      for path, content in workspace.items():
+        mode = 0o755 if path in runnable else 0o644
+        await sandbox.write(f'{base.WORKSPACE}/{path}', content, mode)
+      hidden = {} if harbor else dict(verifier.files)
+      if transcript is not None:
+        plain = [dataclasses.asdict(message) for message in transcript]
+        hidden['transcript.json'] = json.dumps(plain).encode()
+      events = transcript_lib.openclaw_events(transcript or (), aliases=aliases)
+      hidden['events.json'] = json.dumps(events).encode()
+      for path, content in hidden.items():
+        await sandbox.write(f'{VERIFIER}/{path}', content, 0o755)
+      result = await sandbox.exec(
+        verifier.command,
+        cwd=base.WORKSPACE,
+        env=task.metadata.get('verifier_env') or None,
+        timeout_s=verifier.timeout_s,
+      )
+      try:
+        return await _read(task, verifier, sandbox, result)
+      except ValueError as error:
+        tail = result.stderr[-300:].decode('utf-8', 'replace').strip()
+        raise errors.VerifierError(
+          f'{task.id}: {error}' + (f'; stderr ends: {tail}' if tail else '')
+        ) from error
+    finally:
+      await sandbox.destroy()
+
+
+def _write_tree(root: pathlib.Path, files: Mapping[str, bytes]) -> None:
+  root.chmod(0o755)
+  for path, content in files.items():
+    target = root / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(content)
+    target.chmod(0o755)
+  for folder in root.rglob('*/'):
+    folder.chmod(0o755)
 
 
 async def _read(
-  verifier: types.Verifier, sandbox: base.Sandbox, result: base.ExecResult
+  task: types.Task,
+  verifier: types.Verifier,
+  sandbox: base.Sandbox,
+  result: base.ExecResult,
 ) -> Score:
   """The score from what the grader left; ValueError when there is none."""
   if result.timed_out:
@@ -107,7 +261,8 @@ async def _read(
         files.append(await sandbox.read(path))
       except FileNotFoundError:
         files.append(None)
-    reward, checks = parse_harbor(*files)
+    key = str(task.metadata.get('reward_key', 'reward'))
+    reward, checks = parse_harbor(*files, key=key)
   else:
     if result.returncode:
       raise ValueError(f'the grader ended with status {result.returncode}')
@@ -116,6 +271,9 @@ async def _read(
     text = result.stdout.decode('utf-8', 'replace')
     parse = {'json_line': parse_json_line, 'float_line': parse_float_line}
     reward, checks = parse[verifier.output](text)
+    if verifier.output == 'json_line':
+      notes = str(_json(last_line(text)).get('notes') or '')
+      return Score(reward, checks, result.seconds, notes)
   return Score(reward, checks, result.seconds)
 
 
@@ -135,7 +293,7 @@ def parse_json_line(text: str) -> tuple[float, dict[str, float]]:
   if not isinstance(data, dict):
     raise ValueError(f'wanted a JSON object, got {type(data).__name__}')
   if 'checks' in data or 'reward' in data:
-    checks = data.get('checks', {})
+    checks = data.get('checks') or {}
   else:
     checks = data
   if not isinstance(checks, dict):
@@ -159,15 +317,21 @@ def parse_float_line(text: str) -> tuple[float, dict[str, float]]:
 
 
 def parse_harbor(
-  reward_json: bytes | None, reward_txt: bytes | None
+  reward_json: bytes | None, reward_txt: bytes | None, *, key: str = 'reward'
 ) -> tuple[float, dict[str, float]]:
-  """Reward from Harbor's files; `reward.json` goes before `reward.txt`."""
+  """Reward from Harbor's files; `reward.json` goes before `reward.txt`.
+
+  Args:
+    reward_json: a flat object of finite numbers, or None.
+    reward_txt: one finite float, or None.
+    key: which number of the object is the reward; the rest are checks.
+  """
   if reward_json is not None:
     data = _json(reward_json.decode('utf-8', 'replace'))
-    if not isinstance(data, dict) or 'reward' not in data:
-      raise ValueError("wanted reward.json with a key 'reward'")
+    if not isinstance(data, dict) or key not in data:
+      raise ValueError(f'wanted reward.json with a key {key!r}')
     parts = {str(k): finite(v, f'key {k!r}') for k, v in data.items()}
-    reward = unit(parts.pop('reward'), 'reward')
+    reward = unit(parts.pop(key), key)
     return reward, parts
   if reward_txt is not None:
     return parse_float_line(reward_txt.decode('utf-8', 'replace'))

@@ -39,7 +39,7 @@ _NETWORK = re.compile(
   r'|polymarket|earnings|clawdhub'
 )
 _LIVE = re.compile(
-  r'web search|https?://|\bcurrent\b|\blatest\b|\bupcoming\b|\bAPI\b|registry'
+  r'web search|https?://|\bcurrent\b|\blatest\b|\bupcoming\b|wttr|registry'
   r'|internet|online',
   re.IGNORECASE,
 )
