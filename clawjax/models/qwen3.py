@@ -32,6 +32,7 @@ squares are summed), rotary angles (position 40,000 needs 16 bits), router
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -163,17 +164,21 @@ def init(config: Config, key: jax.Array) -> Params:
   leaves, tree = jax.tree.flatten(table(config), is_leaf=_is_leaf)
   dtype = jnp.dtype(config.param_dtype)
 
-  def draw(leaf: Leaf, key: jax.Array) -> jax.Array:
-    if leaf.scale is None:
-      return jnp.ones(leaf.shape, dtype)
-    if leaf.scale == 0:
-      return jnp.zeros(leaf.shape, dtype)
-    # 0.87962566: standard deviation of a normal cut at +-2.
-    unit = jax.random.truncated_normal(key, -2.0, 2.0, leaf.shape)
-    return (unit * (leaf.scale / 0.87962566)).astype(dtype)
-
   keys = jax.random.split(key, len(leaves))
-  return tree.unflatten([draw(x, k) for x, k in zip(leaves, keys, strict=True)])
+  return tree.unflatten(
+    [_draw(x, dtype, k) for x, k in zip(leaves, keys, strict=True)]
+  )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _draw(leaf: Leaf, dtype: jnp.dtype, key: jax.Array) -> jax.Array:
+  if leaf.scale is None:
+    return jnp.ones(leaf.shape, dtype)
+  if leaf.scale == 0:
+    return jnp.zeros(leaf.shape, dtype)
+  # 0.87962566: standard deviation of a normal cut at +-2.
+  unit = jax.random.truncated_normal(key, -2.0, 2.0, leaf.shape)
+  return (unit * (leaf.scale / 0.87962566)).astype(dtype)
 
 
 def abstract(config: Config) -> Params:
