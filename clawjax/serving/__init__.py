@@ -1,0 +1,1 @@
+"""Serving: an engine, a scheduler and the clients that reach them."""

@@ -1,0 +1,145 @@
+"""Keys and values in pages on the device, and attention over them, plainly.
+
+A pool holds one layer: `[pages, page_size, 2K, C]`, keys and values of a head
+next to each other (k0 v0 k1 v1 ..., the layout that JAX's TPU kernel reads). A
+sequence is a row of page numbers; position t lives in page `table[t // size]`
+at `t % size`. Page 0 is scratch: padding writes there and nobody reads it.
+
+Decode on a CPU would drown in gathers if every step read pages, so a burst of
+steps gathers its context once (`gather`), keeps new keys and values in a short
+tail, and writes the tail to the pages when it ends (`write`). Prefill writes
+first and then walks the pages in blocks with a running softmax, so its program
+does not depend on the length of the context.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+_LOW = -1e30  # stands for minus infinity; keeps empty rows free of nan
+
+
+def join(k_NKC: jax.Array, v_NKC: jax.Array) -> jax.Array:
+  """Keys and values side by side: [..., K, C] twice -> [..., 2K, C]."""
+  both = jnp.stack([k_NKC, v_NKC], axis=-2)
+  return both.reshape(*k_NKC.shape[:-2], -1, k_NKC.shape[-1])
+
+
+def write(
+  pool: jax.Array, kv_N2KC: jax.Array, page_N: jax.Array, offset_N: jax.Array
+) -> jax.Array:
+  """The pool with N tokens' keys and values stored at (page, offset)."""
+  return pool.at[page_N, offset_N].set(kv_N2KC.astype(pool.dtype))
+
+
+def gather(pool: jax.Array, table_BP: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Keys and values of whole rows of pages, each [B, K, P * size, C]."""
+  batch, pages = table_BP.shape
+  size, heads2, width = pool.shape[1:]
+  rows = pool[table_BP].reshape(batch, pages * size, heads2 // 2, 2, width)
+  rows = rows.transpose(3, 0, 2, 1, 4)
+  return rows[0], rows[1]
+
+
+def decode_attention(
+  q_BHC: jax.Array,
+  context: tuple[jax.Array, jax.Array],
+  length_B: jax.Array,
+  tail: tuple[jax.Array, jax.Array],
+  step: jax.Array,
+) -> jax.Array:
+  """One query per row over its gathered context and the burst's tail.
+
+  Args:
+    q_BHC: queries.
+    context: keys and values [B, K, S, C]; row b holds `length_B[b]` tokens.
+    length_B: int32.
+    tail: keys and values [B, K, N, C]; slots 0..step are filled.
+    step: int32 scalar.
+
+  Returns:
+    [B, H, C] in the dtype of the queries.
+  """
+  k_BKSC, v_BKSC = context
+  k_BKNC, v_BKNC = tail
+  batch, heads, width = q_BHC.shape
+  kv_heads, size = k_BKSC.shape[1:3]
+  q = q_BHC.reshape(batch, kv_heads, heads // kv_heads, width)
+  q = (q.astype(jnp.float32) * width**-0.5).astype(k_BKSC.dtype)
+
+  def scores(k):
+    return jnp.einsum('bkgc,bksc->bkgs', q, k).astype(jnp.float32)
+
+  old = scores(k_BKSC)
+  new = scores(k_BKNC)
+  seen = jnp.arange(size) < length_B[:, None]
+  old = jnp.where(seen[:, None, None], old, _LOW)
+  new = jnp.where(jnp.arange(new.shape[-1]) <= step, new, _LOW)
+  top = jnp.maximum(old.max(-1), new.max(-1))[..., None]
+  old, new = jnp.exp(old - top), jnp.exp(new - top)
+  total = old.sum(-1) + new.sum(-1)
+  out = jnp.einsum('bkgs,bksc->bkgc', old.astype(v_BKSC.dtype), v_BKSC)
+  out += jnp.einsum('bkgs,bksc->bkgc', new.astype(v_BKNC.dtype), v_BKNC)
+  out = out.astype(jnp.float32) / total[..., None]
+  return out.reshape(batch, heads, width).astype(q_BHC.dtype)
+
+
+def prefill_attention(
+  q_THC: jax.Array,
+  pool: jax.Array,
+  table_P: jax.Array,
+  start: jax.Array,
+  length: jax.Array,
+  *,
+  block_pages: int,
+) -> jax.Array:
+  """T consecutive queries of one sequence over its pages, block by block.
+
+  The queries' own keys are already in the pages. The number of blocks walked
+  follows `length`, so one program serves every context.
+
+  Args:
+    q_THC: queries at positions start, start + 1, ...; T is padded.
+    pool: one layer's pages.
+    table_P: int32, P a multiple of `block_pages`.
+    start: int32 position of the first query.
+    length: int32, tokens in the cache with this chunk (padding excluded).
+    block_pages: pages per block.
+  """
+  count, heads, width = q_THC.shape
+  size, heads2 = pool.shape[1:3]
+  kv_heads, block = heads2 // 2, block_pages * size
+  q = q_THC.astype(jnp.float32) * width**-0.5
+  q = q.astype(pool.dtype).reshape(count, kv_heads, -1, width)
+  q = q.transpose(1, 2, 0, 3)  # [K, G, T, C]
+  position_T = start + jnp.arange(count)
+
+  def body(carry):
+    i, top, total, out = carry
+    pages = jax.lax.dynamic_slice(table_P, (i * block_pages,), (block_pages,))
+    k, v = gather(pool, pages[None])
+    s = jnp.einsum('kgtc,ksc->kgts', q, k[0]).astype(jnp.float32)
+    slot_S = i * block + jnp.arange(block)
+    s = jnp.where(slot_S <= position_T[:, None], s, _LOW)
+    new_top = jnp.maximum(top, s.max(-1))
+    shrink = jnp.exp(top - new_top)
+    p = jnp.exp(s - new_top[..., None])
+    total = total * shrink + p.sum(-1)
+    part = jnp.einsum('kgts,ksc->kgtc', p.astype(v.dtype), v[0])
+    out = out * shrink[..., None] + part.astype(jnp.float32)
+    return i + 1, new_top, total, out
+
+  shape = q.shape[:-1]
+  _, _, total, out = jax.lax.while_loop(
+    lambda carry: carry[0] * block < length,
+    body,
+    (
+      jnp.int32(0),
+      jnp.full(shape, _LOW, jnp.float32),
+      jnp.zeros(shape, jnp.float32),
+      jnp.zeros(q.shape, jnp.float32),
+    ),
+  )
+  out = out / jnp.maximum(total, 1e-30)[..., None]
+  return out.transpose(2, 0, 1, 3).reshape(q_THC.shape).astype(q_THC.dtype)

@@ -1,0 +1,122 @@
+"""One request on its way through the scheduler, and what it becomes.
+
+  waiting -> prefilling -> decoding -> done (a Sample or an EngineError)
+     ^____________________________|   pre-empted: pages given back, tokens kept
+
+All fields belong to the scheduler's thread, except `cancelled`, which anyone
+may set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from clawjax.serving.prefix import Node
+from clawjax.types import Finish, Sample, SamplingParams
+
+Deliver = Callable[[Sample | None, Exception | None], None]
+
+
+@dataclasses.dataclass(eq=False)
+class Request:
+  """A prompt, how to continue it, and how far that has come.
+
+  Attributes:
+    prompt: int32 [N].
+    params: how to sample.
+    limit: most tokens to draw, the window considered.
+    deliver: called once, in the scheduler's thread, with a sample or an error.
+    session_id: fairness key.
+    priority: higher goes first.
+    order: number of arrival.
+    cancelled: the caller has gone.
+    ids: prompt and drawn tokens.
+    logprobs, raw_logprobs: per drawn token.
+    versions: policy version per drawn token.
+    path: locked nodes of the prefix tree that this sequence reads.
+    own: its private pages, after those of `path`.
+    cached: tokens whose keys and values are in pages.
+    routes: experts of the cached tokens, pieces in order.
+    reused: prompt tokens taken from the prefix cache.
+    stale: some cached keys come from older weights.
+    text_from: stop strings have been looked for up to this drawn token.
+    skipped: rounds in which others were prefilled first.
+    counted: its prompt stands in the counters already.
+  """
+
+  prompt: np.ndarray
+  params: SamplingParams
+  limit: int
+  deliver: Deliver
+  session_id: str = ''
+  priority: int = 0
+  order: int = 0
+  cancelled: bool = False
+  ids: list[int] = dataclasses.field(default_factory=list)
+  logprobs: list[float] = dataclasses.field(default_factory=list)
+  raw_logprobs: list[float] = dataclasses.field(default_factory=list)
+  versions: list[int] = dataclasses.field(default_factory=list)
+  path: list[Node] = dataclasses.field(default_factory=list)
+  own: list[int] = dataclasses.field(default_factory=list)
+  cached: int = 0
+  routes: list[np.ndarray] = dataclasses.field(default_factory=list)
+  reused: int = 0
+  stale: bool = False
+  text_from: int = 0
+  skipped: int = 0
+  counted: bool = False
+
+  def __post_init__(self):
+    self.ids = self.prompt.tolist()
+
+  @property
+  def drawn(self) -> int:
+    """Tokens drawn so far."""
+    return len(self.logprobs)
+
+  @property
+  def left_to_prefill(self) -> int:
+    """Tokens to prefill: all but the last, which decode feeds."""
+    return len(self.ids) - 1 - self.cached
+
+  @property
+  def budget(self) -> int:
+    """Tokens that may still be drawn."""
+    return self.limit - self.drawn
+
+  @property
+  def table(self) -> list[int]:
+    """Page numbers in order."""
+    return [node.page for node in self.path] + self.own
+
+  def cut(self, drawn: int) -> None:
+    """Forgets all drawn tokens after the first `drawn`."""
+    del self.ids[len(self.prompt) + drawn :]
+    for row in (self.logprobs, self.raw_logprobs, self.versions):
+      del row[drawn:]
+
+  def sample(self, finish: Finish) -> Sample:
+    """What the caller gets."""
+    versions = np.asarray(self.versions, np.int32)
+    first = int(versions[0]) if len(versions) else 0
+    size = len(self.prompt)
+    routes = prompt_routes = None
+    if self.params.return_routes and self.routes:
+      known = np.concatenate(self.routes)[: len(self.ids)]
+      every = np.full((len(self.ids), *known.shape[1:]), -1, np.int16)
+      every[: len(known)] = known
+      prompt_routes, routes = every[:size], every[size:]
+    return Sample(
+      token_ids=np.asarray(self.ids[size:], np.int32),
+      logprobs=np.asarray(self.logprobs, np.float32),
+      raw_logprobs=np.asarray(self.raw_logprobs, np.float32),
+      finish=finish,
+      policy_version=first,
+      token_versions=versions if (versions != first).any() else None,
+      routes=routes,
+      prompt_routes=prompt_routes,
+      reused_tokens=self.reused,
+    )
