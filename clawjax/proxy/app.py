@@ -26,13 +26,26 @@ from typing import Any
 
 from clawjax import errors, types
 from clawjax.chat import render, tokenizers
-from clawjax.proxy import admin, canonical, capture, http, openai_chat
+from clawjax.proxy import (
+  admin,
+  anthropic,
+  canonical,
+  capture,
+  http,
+  openai_chat,
+  openai_responses,
+)
 from clawjax.proxy import session as sessions
 
 log = logging.getLogger(__name__)
 
 # Endpoint (without /v1) -> dialect module.
-DIALECTS: dict[str, Any] = {'chat/completions': openai_chat}
+DIALECTS: dict[str, Any] = {
+  'messages': anthropic,
+  'messages/count_tokens': anthropic,
+  'chat/completions': openai_chat,
+  'responses': openai_responses,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +266,7 @@ class Proxy:
     """Serves the model endpoints of all sessions (ASGI)."""
     exchange = http.Exchange(scope, receive, send)
     key, path = http.split_path(scope['path'])
-    dialect = DIALECTS.get(path, openai_chat)
+    dialect = http.dialect_of(path, DIALECTS, exchange.headers)
     try:
       if scope['method'] in ('HEAD', 'OPTIONS') or path in ('', 'health'):
         await exchange.json(200, {'status': 'ok'}, {'allow': '*'})
@@ -274,7 +287,11 @@ class Proxy:
         limit=self.config.body_bytes, timeout_s=self.config.body_s
       )
       begun = time.perf_counter()
-      request = http.parse(dialect, body, exchange.headers)
+      request = http.parse(dialect, body, exchange.headers, session.memory)
+      if path.endswith('count_tokens'):
+        count = session.count(request)
+        await exchange.json(200, {'input_tokens': count})
+        return
       await self._answer(exchange, dialect, session, request, begun)
     except http.Gone:
       return
@@ -348,7 +365,7 @@ class Proxy:
     except sessions.Overflow as e:
       if request.stream and hasattr(dialect, 'stream_overflow'):
         await exchange.start_stream()
-        await exchange.send(dialect.stream_overflow(request, e), last=True)
+        await exchange.send(dialect.stream_overflow(request), last=True)
         return
       raise dialect.overflow(e.prompt_tokens, e.window) from e
     served.own_s = time.perf_counter() - begun

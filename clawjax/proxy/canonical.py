@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,8 @@ class Request:
     model: name asked for; echoed, never checked.
     system: blocks of leading system text, before any rule.
     tools: offered tools (rendered whether or not calls are allowed).
+    late_tools: tools that the conversation itself adds; callable, but not
+      rendered with the others.
     items: the raw message list.
     start: index of the first raw item that is not part of `system`.
     convert: `convert(items, start)` gives the turns from a turn boundary on.
@@ -85,6 +88,7 @@ class Request:
   sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
   prefill: str | None = None
+  late_tools: tuple[types.Tool, ...] = ()
   extra: dict[str, Any] = dataclasses.field(default_factory=dict)
   notes: list[str] = dataclasses.field(default_factory=list)
 
@@ -132,6 +136,11 @@ class Answer:
   def calls(self) -> tuple[types.ToolCall, ...]:
     """Delivered calls."""
     return tuple(p for p in self.pieces if isinstance(p, types.ToolCall))
+
+
+def request_id() -> str:
+  """A new id for an error or a response without a call."""
+  return 'req_' + secrets.token_hex(12)
 
 
 # ---- JSON ------------------------------------------------------------------

@@ -39,8 +39,18 @@ def split_path(path: str) -> tuple[str, str]:
   return key, '/'.join(parts)
 
 
+def dialect_of(
+  path: str, dialects: Mapping[str, Any], headers: Mapping[str, str]
+) -> Any:
+  """The dialect in which a request to `path` is answered."""
+  if path in dialects:
+    return dialects[path]
+  anthropic = 'anthropic-version' in headers or path.startswith('messages')
+  return dialects['messages' if anthropic else 'chat/completions']
+
+
 def parse(
-  dialect: Any, body: bytes, headers: Mapping[str, str]
+  dialect: Any, body: bytes, headers: Mapping[str, str], memory: Any
 ) -> canonical.Request:
   """Body bytes to a canonical request.
 
@@ -55,7 +65,10 @@ def parse(
     raise errors.RequestError(
       f'wanted a JSON object, got {type(value).__name__}'
     )
-  return dialect.parse(value, headers)
+  request = dialect.parse(value, headers, memory)
+  if b'"cache_control"' in body:
+    request.notes.append('cache_control')
+  return request
 
 
 class Exchange:

@@ -9,7 +9,7 @@ chunk, reasoning, content, calls, one finish chunk, usage when asked for,
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from clawjax import errors, types
@@ -198,12 +198,17 @@ def _thinking(body: Mapping[str, Any]) -> bool | None:
 _SAMPLING = ('temperature', 'top_p', 'top_k', 'min_p', 'seed')
 
 
-def parse(body: Mapping[str, Any], headers: Mapping[str, str]):
+def parse(
+  body: Mapping[str, Any],
+  headers: Mapping[str, str],
+  memory: MutableMapping[str, Any],
+) -> canonical.Request:
   """A request in canonical form.
 
   Raises:
     RequestError: what is asked for cannot be served.
   """
+  del memory
   items = body.get('messages')
   if not isinstance(items, list) or not items:
     raise errors.RequestError(
@@ -439,6 +444,10 @@ def error_body(error: errors.RequestError) -> dict[str, Any]:
     'context_overflow': ('invalid_request_error', 'context_length_exceeded'),
     'authentication': ('authentication_error', 'invalid_api_key'),
     'not_found': ('invalid_request_error', 'not_found'),
+    'previous_response_not_found': (
+      'invalid_request_error',
+      'previous_response_not_found',
+    ),
     'too_large': ('invalid_request_error', 'request_too_large'),
     'overloaded': ('server_error', 'server_is_overloaded'),
     'engine': ('server_error', 'server_error'),

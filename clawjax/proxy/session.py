@@ -178,6 +178,8 @@ class Session:
     self.stats = Stats()
     self.served: list[Served] = []
     self.closed = False
+    # What a dialect wants to find again (stored responses).
+    self.memory: dict[str, Any] = {}
     self._follow_client = follow_client
     self._recorder: capture.Recorder | None = None
 
@@ -397,10 +399,12 @@ class Session:
     prompt_tail = tokenizer.decode(served.prompt_ids[-_TAIL_TOKENS:])
     finish = 'stop' if ended else sample.finish
 
+    tools = request.tools + request.late_tools if request.allow_calls else ()
+
     def parse(text: str, finish: str) -> parsing.Parsed:
       return parsing.parse_output(
         text,
-        tools=request.tools if request.allow_calls else (),
+        tools=tools,
         finish=finish,
         prompt_tail=prompt_tail,
         stop=request.stop,
