@@ -114,9 +114,9 @@ def run_dir() -> pathlib.Path | None:
 
 def train() -> int:
   """Runs the experiment in this process; returns the exit status."""
-  from clawjax.train import loop
+  from clawjax import experiment
 
-  return int(loop.main(_CONFIG.value, run_dir=run_dir()) or 0)
+  return int(experiment.main(_CONFIG.value, run_dir=run_dir()) or 0)
 
 
 def launch(argv: Sequence[str]) -> int:

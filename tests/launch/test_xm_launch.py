@@ -1,6 +1,6 @@
 """launch/xm_launch.py from outside: what it prints and its exit status.
 
-Each case is a process with a stand-in for the training loop that does what the
+Each case is a process with a stand-in for `clawjax.experiment` that does what the
 case says. Two are started as a person starts them; the rest are forked from one
 that has the libraries imported, since importing them takes longer than a case.
 """
@@ -28,7 +28,7 @@ def get_config():
   })
 """
 
-# Serves cases: one JSON line in (arguments, loop, folder), one line out (status).
+# Serves cases: one JSON line in (arguments, what, folder), one line out (status).
 # The child's output goes to files in the case's folder.
 SERVER = """
 import errno, json, os, runpy, sys, types
@@ -53,11 +53,10 @@ def main(config, *, run_dir):
       raise ValueError('save failed') from error
   raise eval(what)
 
-loop = types.ModuleType('clawjax.train.loop')
-loop.main = main
-train = types.ModuleType('clawjax.train')
-train.loop = loop
-sys.modules |= {'clawjax.train': train, 'clawjax.train.loop': loop}
+import clawjax
+clawjax.experiment = types.ModuleType('clawjax.experiment')
+clawjax.experiment.main = main
+sys.modules['clawjax.experiment'] = clawjax.experiment
 
 def run(arguments):
   sys.argv = arguments
@@ -99,8 +98,8 @@ def server():
 def launch(server, tmp_path):
   (tmp_path / 'experiment.py').write_text(EXPERIMENT)
 
-  def launch(*arguments, loop='print'):
-    request = [[LAUNCHER, *arguments], loop, str(tmp_path)]
+  def launch(*arguments, what='print'):
+    request = [[LAUNCHER, *arguments], what, str(tmp_path)]
     server.stdin.write(json.dumps(request) + '\n')
     server.stdin.flush()
     status = int(server.stdout.readline())
@@ -111,7 +110,7 @@ def launch(server, tmp_path):
   return launch
 
 
-def test_runs_the_loop_with_the_config_and_the_folder(launch):
+def test_runs_the_experiment_with_the_config_and_the_folder(launch):
   status, out, err = launch(
     '--config=experiment.py',
     '--config.optimizer.learning_rate=2',
@@ -139,13 +138,13 @@ def test_flag_and_value_may_be_two_arguments(launch):
   assert config['seed'] == 7 and folder == 'somewhere'
 
 
-def test_without_folder_flags_the_loop_decides(launch):
+def test_without_folder_flags_the_config_decides(launch):
   _, out, _ = launch('--config=experiment.py')
   assert json.loads(out)[1] is None
 
 
-def test_the_status_of_the_loop_is_ours(launch):
-  assert launch('--config=experiment.py', loop='status')[0] == 3
+def test_the_status_of_the_run_is_ours(launch):
+  assert launch('--config=experiment.py', what='status')[0] == 3
 
 
 FILE = '--config=experiment.py'
@@ -204,7 +203,7 @@ def test_what_is_wrong_with_the_file_is_one_line(
 
 
 @pytest.mark.parametrize(
-  'loop, text',
+  'what, text',
   [
     ("errors.SandboxError('no sandbox:\\n  do this')", 'no sandbox: do this'),
     ("OSError(errno.EADDRINUSE, 'Address already in use')", 'another port'),
@@ -213,15 +212,15 @@ def test_what_is_wrong_with_the_file_is_one_line(
     ("ValueError('RESOURCE: No space left on device')", 'the disk is full'),
   ],
 )
-def test_what_a_person_can_put_right_is_one_line(launch, loop, text):
-  status, out, err = launch(FILE, loop=loop)
+def test_what_a_person_can_put_right_is_one_line(launch, what, text):
+  status, out, err = launch(FILE, what=what)
   assert (status, out) == (2, '')
   assert len(err.splitlines()) == 1, err
   assert err.startswith('clawjax: ') and text in err
 
 
 def test_a_bug_of_ours_keeps_its_traceback(launch):
-  status, _, err = launch(FILE, loop="ValueError('bug')")
+  status, _, err = launch(FILE, what="ValueError('bug')")
   assert status == 1
   assert 'Traceback' in err and 'ValueError: bug' in err
 
