@@ -72,6 +72,53 @@ def build(cls: type[T], section: Mapping[str, Any], *, path: str = '') -> T:
     raise errors.ConfigError(f'config section {path or "top"!r}: {error}')  # noqa: B904
 
 
+def template(cls: type, **known: Any) -> ml_collections.ConfigDict:
+  """A `ConfigDict` with every key of a dataclass at its default.
+
+  An experiment file starts from this and sets what it wants otherwise, so that
+  every key can be overridden on the command line, with its type checked there.
+
+  Args:
+    cls: a dataclass; nested ones become sections.
+    **known: values of fields that have no default.
+  """
+  hints = typing.get_type_hints(cls)
+  out = ml_collections.ConfigDict()
+  for field in dataclasses.fields(cls):
+    hint = hints[field.name]
+    if field.name in known:
+      value = known[field.name]
+    elif field.default is not dataclasses.MISSING:
+      value = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+      value = field.default_factory()
+    else:
+      raise errors.ConfigError(f'{field.name!r} has no default; give one')
+    out[field.name] = _template_value(hint, value)
+  return out
+
+
+def _template_value(hint: Any, value: Any) -> Any:
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    current = {
+      f.name: getattr(value, f.name) for f in dataclasses.fields(value)
+    }
+    return template(type(value), **current)
+  if value is None:
+    # So that `--config.key=3` knows which type to read.
+    options = [a for a in typing.get_args(hint) if a is not type(None)]
+    plain = [a for a in options if a in (int, float, str, bool)]
+    if plain:
+      return ml_collections.config_dict.placeholder(plain[0])
+    return None
+  if _is_mapping(value):
+    out = ml_collections.ConfigDict()
+    for key, item in value.items():
+      out[key] = _template_value(Any, item)
+    return out
+  return value
+
+
 def to_dict(config: Any) -> Any:
   """The config as plain JSON values."""
   if dataclasses.is_dataclass(config) and not isinstance(config, type):

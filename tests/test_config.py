@@ -85,3 +85,14 @@ def test_flatten_gives_dotted_keys():
   flat = config.flatten(Outer(2))
   assert flat['inner.rate'] == 0.1
   assert flat['steps'] == 2
+
+
+def test_template_holds_every_key_and_builds_the_defaults():
+  section = config.template(Outer, steps=4)
+  assert config.build(Outer, section) == Outer(4)
+  section.limit = 2.5  # typed by its placeholder
+  section.inner.rate = 0.25
+  built = config.build(Outer, section)
+  assert built.limit == 2.5 and built.inner.rate == 0.25
+  with pytest.raises(TypeError):
+    section.limit = 'much'

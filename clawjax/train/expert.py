@@ -1,0 +1,103 @@
+"""A teacher that is not a model: given turns, played through the proxy.
+
+`ExpertClient` stands where an engine stands. The n-th call of a session is
+answered with the n-th of the session's turns, written as the model would have
+to write it (content, tool calls in tags, end of turn) and tokenised. So the
+trajectories for the cold start are captured exactly as a teacher model's would
+be: same harness, sandbox, proxy, same records.
+
+Its log-probs are 0 (it was certain), and its policy version is -1, so that such
+a rollout is never taken for the policy's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from clawjax import errors, types
+
+EXPERT_VERSION = -1
+
+
+def turn_text(turn: types.Message) -> str:
+  """The text of an assistant turn in the Qwen3 (Hermes) form."""
+  parts = [turn.content] if turn.content else []
+  for call in turn.calls:
+    parts.append(
+      '<tool_call>\n'
+      f'{{"name": "{call.name}", "arguments": {call.arguments}}}\n'
+      '</tool_call>'
+    )
+  return '\n'.join(parts) + '<|im_end|>'
+
+
+class ExpertClient:
+  """A `SamplingClient` that plays scripts.
+
+  Args:
+    tokenizer: a `chat.tokenizers` tokenizer.
+    script: rollout id -> the turns to play in that session.
+    window: tokens of prompt and answer together.
+  """
+
+  def __init__(
+    self,
+    tokenizer: Any,
+    script: Callable[[str], Sequence[types.Message]],
+    *,
+    window: int,
+  ):
+    self._tokenizer = tokenizer
+    self._script = script
+    self._window = window
+
+  @property
+  def window(self) -> int:
+    """Tokens of prompt and answer together."""
+    return self._window
+
+  @property
+  def policy_version(self) -> int:
+    """Always `EXPERT_VERSION`."""
+    return EXPERT_VERSION
+
+  async def sample(
+    self,
+    prompt_ids: np.ndarray,
+    params: types.SamplingParams,
+    *,
+    session_id: str = '',
+    call_index: int = 0,
+  ) -> types.Sample:
+    """The turn that is due; see `SamplingClient.sample`.
+
+    Raises:
+      EngineError: the prompt does not fit, or the script is over.
+    """
+    del params
+    turns = self._script(session_id)
+    if call_index >= len(turns):
+      raise errors.EngineError(
+        f'{session_id}: the script has {len(turns)} turns, call'
+        f' {call_index} was asked for',
+        kind='closed',
+      )
+    ids = self._tokenizer.encode_markup(turn_text(turns[call_index]))
+    if len(prompt_ids) + len(ids) > self._window:
+      raise errors.EngineError(
+        f'prompt of {len(prompt_ids)} tokens leaves no room for'
+        f' {len(ids)} in a window of {self._window}',
+        kind='too_long',
+      )
+    return types.Sample(
+      token_ids=np.asarray(ids, np.int32),
+      logprobs=np.zeros(len(ids), np.float32),
+      finish='stop',
+      policy_version=EXPERT_VERSION,
+    )
+
+  async def close(self) -> None:
+    """Nothing to release."""

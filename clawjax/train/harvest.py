@@ -1,0 +1,270 @@
+"""From finished groups of rollouts to filled loss terms.
+
+  gather   group -> tries -> filter -> one packed chunk, as groups come in
+  fill     all chunks of a step -> advantages and weights, in minibatches
+
+A chunk is what was packed together; no rollout is ever in two chunks, so a
+minibatch is a set of chunks. Rollouts that are not valid never get here;
+over-branching ones leave the statistics as well as the loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from clawjax import trie as trie_lib
+from clawjax import types
+from clawjax.losses import advantages, weights
+from clawjax.trie import TreeBatch
+
+
+@dataclasses.dataclass(frozen=True)
+class CreditConfig:
+  """How rewards become advantages and weights.
+
+  Attributes:
+    advantage: group statistics, see `losses.advantages`.
+    aggregation: how terms are averaged, see `losses.weights`.
+    constant: c of aggregation 'constant'.
+    shuffle_rewards: a control, not a method: within each group the rewards are
+      dealt out at random, so that there is nothing to learn.
+  """
+
+  advantage: advantages.AdvantageConfig = advantages.AdvantageConfig()
+  aggregation: weights.Aggregation = 'rollout_mean'
+  constant: float | None = None
+  shuffle_rewards: bool = False
+
+  def __post_init__(self):
+    if self.aggregation == 'constant' and not self.constant:
+      raise ValueError("aggregation 'constant' wants constant > 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+  """Rows packed together, with the rollouts that they came from.
+
+  Attributes:
+    batch: rows and terms; advantage and weight not yet filled.
+    rollouts: valid rollouts that entered the group statistics.
+    reports: filter report per rollout id, dropped ones included.
+  """
+
+  batch: TreeBatch
+  rollouts: tuple[types.Rollout, ...]
+  reports: Mapping[str, trie_lib.FilterReport]
+
+
+def gather(
+  rollouts: Sequence[types.Rollout],
+  *,
+  filter_config: trie_lib.FilterConfig,
+  pack_config: trie_lib.PackConfig,
+) -> Chunk | None:
+  """Builds, filters and packs; None when nothing is left to train."""
+  tries, kept, reports = [], [], {}
+  for rollout in rollouts:
+    if not rollout.valid:
+      continue
+    tree, report = trie_lib.filter(
+      trie_lib.build(rollout, group=rollout.group), filter_config
+    )
+    reports[rollout.rollout_id] = report
+    if report.dropped:
+      continue
+    kept.append(rollout)
+    tries.append(tree)
+  if not any(tree.trained for tree in tries):
+    return None
+  batch = trie_lib.pack(tries, config=pack_config)
+  return Chunk(batch, tuple(kept), reports)
+
+
+@dataclasses.dataclass(frozen=True)
+class Filled:
+  """Minibatches ready for `Learner.update`, and what is known of them.
+
+  Attributes:
+    minibatches: each one optimiser step.
+    advantage: rollout id -> advantage (for the report).
+    statistics: of groups and rewards, see `losses.advantages`.
+    packing: of rows, see `trie.pack`.
+  """
+
+  minibatches: tuple[TreeBatch, ...]
+  advantage: Mapping[str, float]
+  statistics: Mapping[str, float]
+  packing: Mapping[str, float]
+
+
+def fill(
+  chunks: Sequence[Chunk],
+  config: CreditConfig,
+  *,
+  minibatches: int,
+  rng: np.random.Generator,
+  order: np.random.Generator,
+) -> Filled:
+  """Fills advantages and weights of a whole step.
+
+  Args:
+    chunks: all chunks of the step, `old_logprob` filled.
+    config: see `CreditConfig`.
+    minibatches: optimiser steps to cut the step into.
+    rng: deals out the rewards in the control.
+    order: deals the chunks out over the minibatches.
+  """
+  rollouts = [r for chunk in chunks for r in chunk.rollouts]
+  rewards = np.array([r.reward for r in rollouts], np.float64)
+  groups = [r.group for r in rollouts]
+  if config.shuffle_rewards:
+    rewards = _shuffled(rewards, groups, rng)
+  result = advantages.group_advantages(rewards, groups, config=config.advantage)
+  by_id = {
+    r.rollout_id: (float(a), bool(active))
+    for r, a, active in zip(
+      rollouts, result.advantage, result.active, strict=True
+    )
+  }
+  places = order.permutation(len(chunks))
+  count = max(1, min(minibatches, len(chunks)))
+  batches = []
+  for part in np.array_split(places, count):
+    batch = concatenate([chunks[i].batch for i in part])
+    known = [by_id[name] for name in batch.rollout_ids]
+    active = np.array([a for _, a in known], bool)
+    advantage = np.array([a for a, _ in known], np.float32)
+    batches.append(
+      batch.replace(
+        advantage=advantages.per_term(advantage, batch.term_rollout),
+        weight=weights.term_weights(
+          batch.term_rollout,
+          groups=batch.groups,
+          aggregation=config.aggregation,
+          active=active,
+          constant=config.constant,
+        ),
+      )
+    )
+  return Filled(
+    minibatches=tuple(batches),
+    advantage={name: a for name, (a, _) in by_id.items()},
+    statistics=result.stats,
+    packing=_total([c.batch.stats for c in chunks]),
+  )
+
+
+def accounting(
+  reports: Mapping[str, trie_lib.FilterReport],
+) -> dict[str, float]:
+  """Delivered-token fraction and the reasons for the rest, over rollouts."""
+  tokens: dict[str, int] = {}
+  for report in reports.values():
+    for reason, count in report.tokens.items():
+      tokens[reason] = tokens.get(reason, 0) + count
+  sampled = tokens.pop('sampled', 0)
+  trained = tokens.pop('trained', 0)
+  metrics = {
+    'sampled_tokens': float(sampled),
+    'trained_tokens': float(trained),
+    'delivered_fraction': trained / sampled if sampled else float('nan'),
+    'dropped_rollouts': float(sum(r.dropped for r in reports.values())),
+  }
+  for reason, count in sorted(tokens.items()):
+    metrics[f'undelivered_{reason}'] = count / sampled if sampled else 0.0
+  return metrics
+
+
+def concatenate(batches: Sequence[TreeBatch]) -> TreeBatch:
+  """Rows of several batches as one; the shorter axes are padded."""
+  if len(batches) == 1:
+    return batches[0]
+  slots = max(b.tokens.shape[1] for b in batches)
+  terms = max(b.term_slot.shape[1] for b in batches)
+  with_routes = any(b.routes is not None for b in batches)
+  parts: dict[str, list[np.ndarray]] = {}
+  rollout_ids: list[str] = []
+  call_keys: list[tuple[str, str]] = []
+  roles: list[str] = []
+  groups: list = []
+  for batch in batches:
+    arrays = batch.arrays()
+    if with_routes and 'routes' not in arrays:
+      raise ValueError('wanted routes in all batches or in none')
+    offsets = {'term_rollout': len(rollout_ids), 'term_call': len(call_keys)}
+    for name, value in arrays.items():
+      if name in offsets:
+        value = np.where(value >= 0, value + offsets[name], -1)
+        value = value.astype(np.int32)
+      wide = slots if name in _SLOT_FIELDS else terms
+      parts.setdefault(name, []).append(_widen(name, value, wide))
+    rollout_ids += batch.rollout_ids
+    call_keys += batch.call_keys
+    roles += batch.roles
+    groups += batch.groups
+  return batches[0].replace(
+    **{name: np.concatenate(values) for name, values in parts.items()},
+    rollout_ids=tuple(rollout_ids),
+    call_keys=tuple(call_keys),
+    roles=tuple(roles),
+    groups=tuple(groups),
+    stats=_total([b.stats for b in batches]),
+  )
+
+
+_SLOT_FIELDS = ('tokens', 'parent', 'depth', 'subtree_end', 'routes')
+
+
+def _widen(name: str, value: np.ndarray, size: int) -> np.ndarray:
+  missing = size - value.shape[1]
+  if not missing:
+    return value
+  shape = (value.shape[0], missing, *value.shape[2:])
+  if name == 'subtree_end':
+    tail = np.arange(value.shape[1] + 1, size + 1, dtype=value.dtype)
+    return np.concatenate([value, np.broadcast_to(tail, shape)], axis=1)
+  minus = ('parent', 'routes', 'term_rollout', 'term_call', 'term_version')
+  tail = np.full(shape, -1 if name in minus else 0, value.dtype)
+  return np.concatenate([value, tail], axis=1)
+
+
+def _shuffled(
+  rewards: np.ndarray,
+  groups: Sequence[tuple[str, str]],
+  rng: np.random.Generator,
+) -> np.ndarray:
+  out = rewards.copy()
+  keys = list(dict.fromkeys(groups))
+  for key in keys:
+    index = np.array([i for i, g in enumerate(groups) if g == key])
+    out[index] = rewards[rng.permutation(index)]
+  return out
+
+
+_SUMMED = (
+  'rows',
+  'tokens',
+  'slots',
+  'terms',
+  'trees',
+  'fragments',
+  'repeated',
+  'call_tokens',
+  'branch_tokens',
+  'pairs',
+  'too_long_calls',
+  'too_long_terms',
+)
+
+
+def _total(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
+  """Packing statistics of several batches together."""
+  total = {name: float(sum(s.get(name, 0) for s in stats)) for name in _SUMMED}
+  tokens = max(total['tokens'], 1.0)
+  total['padding'] = 1 - total['tokens'] / max(total['slots'], 1.0)
+  total['call_ratio'] = total['call_tokens'] / tokens
+  total['branch_ratio'] = total['branch_tokens'] / tokens
+  return total

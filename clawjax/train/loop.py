@@ -1,0 +1,516 @@
+"""The training loop: collect, pack, update, sync, log, save; evaluate.
+
+  for each step:
+    collect   groups of rollouts through real harnesses; as each completes it is
+              filtered, packed and scored (old log-probs) while others still run
+    update    advantages, weights, then one optimiser step per minibatch
+    sync      new weights to the engine under a new policy version
+    log, save metrics, rollouts, checkpoint
+
+A step is finished when its checkpoint is on disk; the same command goes on from
+there, and takes complete groups of the unfinished step from the run folder.
+Policy version s is the weights before step s + 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from clawjax import metrics as metrics_lib
+from clawjax import trie as trie_lib
+from clawjax import types
+from clawjax.eval import report, run, scores
+from clawjax.harness import Harness
+from clawjax.rollout.fleet import FAULTS, GroupRequest
+from clawjax.serving.scheduler import Scheduler
+from clawjax.train import checkpoint, harvest, progress, records
+from clawjax.train import state as state_lib
+from clawjax.train.service import RolloutService
+from clawjax.train.step import Learner
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectConfig:
+  """Rollouts of one step.
+
+  Attributes:
+    tasks: tasks per step; each runs through every harness.
+    group: rollouts per (task, harness).
+    concurrency: rollouts side by side.
+    retries: share of a step's rollouts that may be run again for faults of
+      ours.
+    groups_per_chunk: groups packed together; more fill rows better, fewer are
+      scored earlier.
+  """
+
+  tasks: int = 32
+  group: int = 8
+  concurrency: int = 8
+  retries: float = 0.25
+  groups_per_chunk: int = 1
+
+  def __post_init__(self):
+    if min(self.tasks, self.group, self.concurrency) < 1:
+      raise ValueError('tasks, group and concurrency must be at least 1')
+    if self.groups_per_chunk < 1 or self.retries < 0:
+      raise ValueError('wanted groups_per_chunk >= 1 and retries >= 0')
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+  """Evaluation on tasks not seen in training.
+
+  Attributes:
+    tasks: number of tasks.
+    samples: rollouts per task, sampled as in training.
+    greedy: also one rollout per task at temperature 0.
+    every: also every so many steps; 0: before and after only.
+  """
+
+  tasks: int = 64
+  samples: int = 1
+  greedy: bool = True
+  every: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopConfig:
+  """The loop itself.
+
+  Attributes:
+    steps: training steps.
+    epochs: passes over a step's rollouts.
+    minibatches: optimiser steps per pass.
+    collect, evaluate, credit, filter, pack: see their classes.
+    keep_checkpoints: how many to keep.
+    seed: of the task order, the minibatch order and all sampling.
+  """
+
+  steps: int = 100
+  epochs: int = 1
+  minibatches: int = 1
+  collect: CollectConfig = CollectConfig()
+  evaluate: EvalConfig = EvalConfig()
+  credit: harvest.CreditConfig = harvest.CreditConfig()
+  filter: trie_lib.FilterConfig = trie_lib.FilterConfig()
+  pack: trie_lib.PackConfig = trie_lib.PackConfig()
+  keep_checkpoints: int = 2
+  seed: int = 0
+
+
+@dataclasses.dataclass
+class Parts:
+  """What the loop works with, made by `clawjax.experiment`.
+
+  Attributes:
+    learner: compiled training functions.
+    state: initial training state.
+    scheduler: the engine that serves rollouts.
+    service: runs rollouts.
+    harnesses: that are trained through.
+    train_tasks, eval_tasks: disjoint.
+    display: for a person.
+    run_dir: the run folder.
+    facts: written beside each checkpoint.
+    setup_s: seconds from the program's start to the loop.
+  """
+
+  learner: Learner
+  state: state_lib.TrainState
+  scheduler: Scheduler
+  service: RolloutService
+  harnesses: Sequence[Harness]
+  train_tasks: Sequence[types.Task]
+  eval_tasks: Sequence[types.Task]
+  display: progress.Display
+  run_dir: pathlib.Path
+  facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+  setup_s: float = 0.0
+
+
+def train(parts: Parts, config: LoopConfig) -> pathlib.Path:
+  """Runs or resumes the loop; returns the path of the report page."""
+  store = checkpoint.Checkpoints(
+    parts.run_dir / 'checkpoints', keep=config.keep_checkpoints
+  )
+  restored = store.restore(parts.state)
+  first, state = 1, parts.state
+  if restored is not None:
+    done, state, _ = restored
+    first = done + 1
+    parts.scheduler.load_params(state.params, done)
+    parts.display.say(f'resumed after step {done}')
+  writer = metrics_lib.Writer(
+    parts.run_dir, resume_step=None if restored is None else first - 1
+  )
+  step_s: list[float] = []
+  if restored is None:
+    writer.write(0, evaluate(parts, config, 'before', 0))
+
+  for step in range(first, config.steps + 1):
+    clock = Clock()
+    with clock('collect'):
+      requests = _requests(parts, config, step)
+      chunks, rollouts = collect(parts, config, state, requests, step, clock)
+    with clock('update'):
+      state, numbers = update(parts, config, state, chunks, step)
+    with clock('sync'):
+      parts.scheduler.load_params(state.params, step)
+    numbers |= collected_metrics(rollouts, chunks)
+    if config.evaluate.every and step % config.evaluate.every == 0:
+      numbers |= evaluate(parts, config, f'step_{step:05d}', step)
+    numbers |= clock.metrics() | shares(rollouts, clock)
+    writer.write(step, numbers)
+    with clock('save'):
+      store.save(step, state, parts.facts | {'policy_version': step})
+    step_s.append(clock.total())
+    left = float(np.mean(step_s)) * (config.steps - step)
+    parts.display.say(_line(step, config.steps, numbers, clock.total(), left))
+
+  after = parts.run_dir / 'eval' / 'after.json'
+  if first <= config.steps or not after.exists():
+    writer.write(config.steps, evaluate(parts, config, 'after', config.steps))
+  writer.close()
+  store.close()
+  return report.write_report(parts.run_dir)
+
+
+# ---- collect ---------------------------------------------------------------
+
+
+def _requests(
+  parts: Parts, config: LoopConfig, step: int
+) -> list[GroupRequest]:
+  """The groups of a step: tasks in a seeded order, epoch by epoch."""
+  count = config.collect.tasks
+  total = len(parts.train_tasks)
+  chosen = []
+  for place in range((step - 1) * count, step * count):
+    epoch, index = divmod(place, total)
+    order = np.random.default_rng([config.seed, 1, epoch]).permutation(total)
+    chosen.append(parts.train_tasks[order[index]])
+  return [
+    GroupRequest(
+      task=task,
+      harness=harness,
+      size=config.collect.group,
+      prefix=f'train/{step}/{task.id}/{harness.name}',
+    )
+    for task in chosen
+    for harness in parts.harnesses
+  ]
+
+
+def collect(
+  parts: Parts,
+  config: LoopConfig,
+  state: state_lib.TrainState,
+  requests: Sequence[GroupRequest],
+  step: int,
+  clock: Clock,
+) -> tuple[list[harvest.Chunk], list[types.Rollout]]:
+  """Runs the groups of a step; filters, packs and scores them as they come.
+
+  Returns:
+    Scored chunks in order of the requests (so that the update does not depend
+    on who finished first), and every rollout that ended, failed ones too.
+  """
+  ended: list[types.Rollout] = []
+  groups: dict[tuple[str, str], list[types.Rollout]] = {}
+  chunks: dict[int, harvest.Chunk] = {}
+  place = {(r.task.id, r.harness.name): i for i, r in enumerate(requests)}
+  ready: list[int] = []
+
+  def flush(least: int) -> None:
+    while len(ready) >= least and ready:
+      now = sorted(ready[: config.collect.groups_per_chunk])
+      del ready[: config.collect.groups_per_chunk]
+      members = [m for i in now for m in groups[_key(requests[i])]]
+      with clock('score'):
+        chunk = harvest.gather(
+          members, filter_config=config.filter, pack_config=config.pack
+        )
+        if chunk is not None:
+          old = parts.learner.score(state.params, chunk.batch)
+          chunk = dataclasses.replace(
+            chunk, batch=chunk.batch.replace(old_logprob=old)
+          )
+          chunks[now[0]] = chunk
+
+  for group in _groups(parts, config, requests, step, ended):
+    key = group[0].group
+    groups[key] = group
+    ready.append(place[key])
+    flush(config.collect.groups_per_chunk)
+  flush(1)
+  return [chunks[i] for i in sorted(chunks)], ended
+
+
+def _key(request: GroupRequest) -> tuple[str, str]:
+  return (request.task.id, request.harness.name)
+
+
+def _groups(
+  parts: Parts,
+  config: LoopConfig,
+  requests: Sequence[GroupRequest],
+  step: int,
+  ended: list[types.Rollout],
+) -> Iterator[list[types.Rollout]]:
+  """Groups of a step: first those on disk, then new ones as they complete."""
+  sizes = {_key(r): r.size for r in requests}
+  stored = records.complete_groups(
+    records.load(parts.run_dir, 'train', step), sizes
+  )
+  total = sum(sizes.values())
+  label = f'step {step}/{config.steps} rollouts'
+  with parts.display.rollouts(label, total) as shown:
+    for group in stored.values():
+      shown.ahead(len(group))
+      ended.extend(group)
+      yield group
+
+    def keep(rollout: types.Rollout) -> None:
+      records.save(parts.run_dir, 'train', step, rollout)
+      ended.append(rollout)
+      shown.finished(
+        rollout.reward if rollout.valid else None, failed=not rollout.valid
+      )
+
+    yield from parts.service.groups(
+      [r for r in requests if _key(r) not in stored],
+      retry_budget=int(config.collect.retries * total),
+      on_start=shown.started,
+      on_rollout=keep,
+    )
+
+
+# ---- update ----------------------------------------------------------------
+
+
+def update(
+  parts: Parts,
+  config: LoopConfig,
+  state: state_lib.TrainState,
+  chunks: Sequence[harvest.Chunk],
+  step: int,
+) -> tuple[state_lib.TrainState, dict[str, float]]:
+  """All optimiser steps of one training step.
+
+  Returns:
+    The new state and metrics; with nothing to train the state is unchanged.
+  """
+  if not chunks:
+    return state, {'train/optimizer_steps': 0.0}
+  sums: dict[str, list[float]] = {}
+  filled = None
+  taken = 0
+  for epoch in range(config.epochs):
+    # The rewards of the control are dealt out once, the order every epoch.
+    filled = harvest.fill(
+      chunks,
+      config.credit,
+      minibatches=config.minibatches,
+      rng=np.random.default_rng([config.seed, 2, step]),
+      order=np.random.default_rng([config.seed, 3, step, epoch]),
+    )
+    for batch in filled.minibatches:
+      state, numbers = parts.learner.update(state, batch)
+      taken += 1
+      for name, value in numbers.items():
+        sums.setdefault(name, []).append(value)
+  assert filled is not None
+  out = {f'train/{k}': float(np.mean(v)) for k, v in sums.items()}
+  # What the trainer sees of the sampler is read before anything moved.
+  for name in ('mismatch_k1', 'mismatch_k3', 'mismatch_abs', 'max_mismatch'):
+    out[f'train/{name}'] = sums[name][0]
+  out['train/first_max_ratio'] = sums['max_ratio'][0]
+  out['train/kl_k3'] = sums['moved_k3'][-1]
+  out['train/optimizer_steps'] = float(taken)
+  out |= {f'train/{k}': v for k, v in filled.statistics.items()}
+  out |= {f'pack/{k}': v for k, v in filled.packing.items()}
+  save_advantages(parts.run_dir, step, filled.advantage)
+  return state, out
+
+
+def save_advantages(run_dir: pathlib.Path, step: int, advantage) -> None:
+  """Advantages beside the rollouts, for the report."""
+  place = records.folder(run_dir, 'train', step)
+  place.mkdir(parents=True, exist_ok=True)
+  path = place.parent / f'{step:05d}.advantages.json'
+  temporary = path.with_suffix('.tmp')
+  temporary.write_text(json.dumps(dict(advantage)))
+  temporary.replace(path)
+
+
+def collected_metrics(
+  rollouts: Sequence[types.Rollout], chunks: Sequence[harvest.Chunk]
+) -> dict[str, float]:
+  """Counts by outcome, and what of the sampled tokens is trained."""
+  out = {'rollouts/ended': float(len(rollouts))}
+  for outcome in (*types.SCORED_OUTCOMES, *FAULTS):
+    count = sum(r.outcome == outcome for r in rollouts)
+    out[f'rollouts/{outcome}'] = float(count)
+  calls = [c for r in rollouts if r.valid for c in r.calls]
+  valid = sum(r.valid for r in rollouts)
+  out['rollouts/calls_mean'] = len(calls) / valid if valid else float('nan')
+  out['rollouts/malformed_fraction'] = (
+    sum(c.malformed for c in calls) / len(calls) if calls else float('nan')
+  )
+  by_harness: dict[str, list[float]] = {}
+  for r in rollouts:
+    if r.valid and r.reward is not None:
+      by_harness.setdefault(r.harness, []).append(r.reward)
+  for name, rewards in by_harness.items():
+    out[f'reward/{name}'] = float(np.mean(rewards))
+  reports = {k: v for chunk in chunks for k, v in chunk.reports.items()}
+  out |= {f'train/{k}': v for k, v in harvest.accounting(reports).items()}
+  return out
+
+
+# ---- evaluate --------------------------------------------------------------
+
+
+def evaluate(
+  parts: Parts, config: LoopConfig, when: str, step: int
+) -> dict[str, float]:
+  """Pass@1 on unseen tasks, sampled as in training and greedy beside it."""
+  by_id = {task.id: task for task in parts.eval_tasks}
+  trials: list[scores.Trial] = []
+  numbers: dict[str, float] = {}
+  kinds = [(False, config.evaluate.samples)]
+  if config.evaluate.greedy:
+    kinds.append((True, 1))
+  start = time.monotonic()
+  for greedy, samples in kinds:
+    kind = 'greedy' if greedy else 'sampled'
+    requests = [
+      GroupRequest(
+        task=task,
+        harness=harness,
+        size=samples,
+        prefix=f'eval/{when}/{kind}/{task.id}/{harness.name}',
+      )
+      for task in parts.eval_tasks
+      for harness in parts.harnesses
+    ]
+    total = sum(r.size for r in requests)
+    done: list[scores.Trial] = []
+    with parts.display.rollouts(f'evaluate {when}, {kind}', total) as shown:
+
+      def keep(rollout: types.Rollout, shown=shown) -> None:
+        records.save(parts.run_dir, 'eval', step, rollout)
+        shown.finished(
+          rollout.reward if rollout.valid else None, failed=not rollout.valid
+        )
+
+      for group in parts.service.groups(
+        requests,
+        greedy=greedy,
+        retry_budget=max(4, total // 10),
+        on_start=shown.started,
+        on_rollout=keep,
+      ):
+        for rollout in group:
+          task = by_id[rollout.task_id]
+          done.append(scores.trial(rollout, task, greedy=greedy))
+    done.sort(key=lambda t: (t.task_id, t.sample_index))
+    result = run.EvalResult(
+      harness='+'.join(h.name for h in parts.harnesses),
+      greedy=greedy,
+      trials=tuple(done),
+    )
+    numbers |= result.metrics('eval')
+    trials += done
+  run.save_trials(parts.run_dir / 'eval' / f'{when}.json', trials)
+  numbers[f'time/eval_{when}_s'] = time.monotonic() - start
+  line = f'evaluate {when}: Pass@1 {numbers["eval/pass1"]:.3f}'
+  if config.evaluate.greedy:
+    line += f' (greedy {numbers["eval/pass1_greedy"]:.3f})'
+  parts.display.say(line)
+  return numbers
+
+
+# ---- time ------------------------------------------------------------------
+
+
+class Clock:
+  """Wall seconds of the phases of a step; phases may nest."""
+
+  def __init__(self):
+    self._start = time.monotonic()
+    self.spent: dict[str, float] = {}
+
+  @contextlib.contextmanager
+  def __call__(self, phase: str) -> Iterator[None]:
+    begin = time.monotonic()
+    try:
+      yield
+    finally:
+      spent = time.monotonic() - begin
+      self.spent[phase] = self.spent.get(phase, 0.0) + spent
+
+  def total(self) -> float:
+    """Seconds since the step began."""
+    return time.monotonic() - self._start
+
+  def metrics(self) -> dict[str, float]:
+    """'time/<phase>_s' and 'time/step_s'."""
+    out = {f'time/{k}_s': v for k, v in self.spent.items()}
+    return out | {'time/step_s': self.total()}
+
+
+_STAGES: dict[str, Callable[[dict[str, float]], float]] = {
+  'model': lambda t: t.get('model', 0.0),
+  'harness': lambda t: max(t.get('harness', 0.0) - t.get('model', 0.0), 0.0),
+  'sandbox': lambda t: (
+    t.get('create', 0.0) + t.get('destroy', 0.0) + t.get('verify', 0.0)
+  ),
+}
+
+
+def shares(rollouts: Sequence[types.Rollout], clock: Clock) -> dict[str, float]:
+  """Where the wall time of a step went; the four shares sum to 1.
+
+  Rollouts overlap, so the wall time of collecting is divided as the rollouts'
+  own seconds are: waiting for the model, the harness's own time, the sandbox
+  (create, verify, destroy). The rest (settling, packing, scoring, the update,
+  saving) is 'other'.
+  """
+  seconds = {
+    name: sum(stage(dict(r.timings)) for r in rollouts)
+    for name, stage in _STAGES.items()
+  }
+  total = sum(r.timings.get('total', 0.0) for r in rollouts)
+  wall = clock.total()
+  collect_s = clock.spent.get('collect', 0.0)
+  if not total or not wall:
+    return {}
+  out = {
+    f'time/share_{name}': value / total * collect_s / wall
+    for name, value in seconds.items()
+  }
+  out['time/share_other'] = 1.0 - sum(out.values())
+  return out
+
+
+def _line(
+  step: int, steps: int, numbers: dict[str, float], spent: float, left: float
+) -> str:
+  def value(name: str) -> str:
+    return f'{numbers[name]:.3f}' if name in numbers else '-'
+
+  return (
+    f'step {step}/{steps}: reward {value("train/reward_mean")}, entropy'
+    f' {value("train/entropy")}, mismatch k3 {value("train/mismatch_k3")},'
+    f' delivered {value("train/delivered_fraction")}, {spent:.0f} s, about'
+    f' {int(left // 60)}:{int(left % 60):02d} left'
+  )

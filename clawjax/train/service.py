@@ -1,0 +1,185 @@
+"""The rollout side of a run: one event loop in a thread of its own.
+
+The trainer is ordinary blocking code; proxy, fleet and sandboxes are asyncio.
+`RolloutService` keeps them apart: it serves the proxy on a Unix socket, runs
+groups, and hands them to the trainer one by one as each completes, so that
+packing and scoring go on while slower rollouts still run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import pathlib
+import queue
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+
+from clawjax import errors, types
+from clawjax.harness import Harness
+from clawjax.proxy import serve as serve_lib
+from clawjax.proxy.app import Proxy
+from clawjax.rollout import fleet as fleet_lib
+from clawjax.rollout import run as run_lib
+from clawjax.sandbox import base
+
+T = TypeVar('T')
+
+
+class RolloutService:
+  """Proxy, sandboxes and fleet, behind blocking calls. Use as a context.
+
+  Args:
+    proxy: the serving proxy, with its engine's client.
+    backend: makes the sandboxes.
+    harnesses: those that will run; checked and warmed at the start.
+    run_dir: telemetry goes below it.
+    run_seed: part of every sampling seed.
+    limits: of one rollout.
+    concurrency: rollouts side by side.
+  """
+
+  def __init__(
+    self,
+    *,
+    proxy: Proxy,
+    backend: base.Backend,
+    harnesses: Sequence[Harness],
+    run_dir: pathlib.Path,
+    run_seed: int = 0,
+    limits: run_lib.RolloutLimits | None = None,
+    concurrency: int = 8,
+  ):
+    self._proxy = proxy
+    self._backend = backend
+    self._harnesses = harnesses
+    self._run_dir = run_dir
+    self._run_seed = run_seed
+    self._limits = limits or run_lib.RolloutLimits()
+    self._concurrency = concurrency
+    self._loop = asyncio.new_event_loop()
+    self._thread = threading.Thread(
+      target=self._loop.run_forever, name='rollouts', daemon=True
+    )
+    self._stack = contextlib.AsyncExitStack()
+    self._durations = fleet_lib.Durations()
+    self.socket_dir: pathlib.Path | None = None
+    self.probe: base.Probe | None = None
+
+  def __enter__(self) -> RolloutService:
+    self._thread.start()
+    try:
+      self.call(self._start())
+    except BaseException:
+      self.__exit__()
+      raise
+    return self
+
+  def __exit__(self, *_) -> None:
+    with contextlib.suppress(Exception):
+      self.call(self._stack.aclose())
+    self._loop.call_soon_threadsafe(self._loop.stop)
+    self._thread.join(timeout=10)
+    self._loop.close()
+    if self.socket_dir is not None:
+      shutil.rmtree(self.socket_dir, ignore_errors=True)
+
+  def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine on the service's loop and waits for it."""
+    return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+  async def _start(self) -> None:
+    self.probe = await self._backend.probe()
+    if not self.probe.ok:
+      raise errors.SandboxError(self.probe.text)
+    await self._backend.sweep()
+    for harness in self._harnesses:
+      if not harness.installed():
+        raise errors.HarnessError(
+          f'{harness.name} {harness.version} is not installed; run'
+          f' python -m clawjax.harness.install {harness.name}'
+        )
+      await harness.prepare(self._backend)
+    # Short, since a socket's path may have 107 bytes; open to sandbox uids.
+    self.socket_dir = pathlib.Path(tempfile.mkdtemp(prefix='clawjax-'))
+    self.socket_dir.chmod(0o755)
+    await self._stack.enter_async_context(
+      serve_lib.serve(self._proxy.app, uds=self.socket_dir / base.SOCKET_NAME)
+    )
+
+  def groups(
+    self,
+    requests: Sequence[fleet_lib.GroupRequest],
+    *,
+    greedy: bool = False,
+    retry_budget: int = 0,
+    on_start: Callable[[], None] = lambda: None,
+    on_rollout: Callable[[types.Rollout], None] = lambda rollout: None,
+  ) -> Iterator[list[types.Rollout]]:
+    """Runs groups; yields each as its last rollout has ended.
+
+    Args:
+      requests: the groups.
+      greedy: sample at temperature 0.
+      retry_budget: most further attempts after faults of ours, in all.
+      on_start: called as each rollout begins (on the loop's thread).
+      on_rollout: called with every ended attempt, in the caller's thread.
+    """
+    if not requests:
+      return
+    limits = self._limits
+    if greedy:
+      limits = dataclasses.replace(
+        limits, sampling={**limits.sampling, 'temperature': 0.0}
+      )
+    fleet = fleet_lib.LocalFleet(
+      backend=self._backend,
+      proxy=self._proxy,
+      socket_dir=self.socket_dir,
+      run_seed=self._run_seed,
+      limits=limits,
+      out_dir=self._run_dir,
+    )
+    fleet.durations = self._durations
+    events: queue.Queue[tuple[str, Any]] = queue.Queue()
+    seen: collections.Counter[str] = collections.Counter()
+
+    def stage(rollout_id: str, name: str) -> None:
+      seen[rollout_id] += 1
+      if seen[rollout_id] == 1:
+        on_start()
+
+    async def run() -> None:
+      try:
+        async for group in fleet.run_groups(
+          requests,
+          concurrency=self._concurrency,
+          on_rollout=lambda rollout: events.put(('rollout', rollout)),
+          on_stage=stage,
+          retry_budget=retry_budget,
+        ):
+          events.put(('group', group))
+        events.put(('end', None))
+      except BaseException as error:
+        events.put(('error', error))
+        raise
+
+    job = asyncio.run_coroutine_threadsafe(run(), self._loop)
+    try:
+      while True:
+        kind, value = events.get()
+        if kind == 'rollout':
+          on_rollout(value)
+        elif kind == 'group':
+          yield value
+        elif kind == 'error':
+          raise value
+        else:
+          return
+    finally:
+      job.cancel()

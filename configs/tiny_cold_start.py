@@ -1,0 +1,49 @@
+"""Makes the tiny model's cold-start checkpoint again, from nothing.
+
+  launch/run.sh --config=configs/tiny_cold_start.py
+
+A scripted expert, right about one time in three, plays generated tasks through
+the real pi agent in its sandbox; the proxy captures the trajectories as it would
+a teacher model's. A fresh 2.5 M-parameter Qwen3-MoE is fitted to the captured
+model tokens, then evaluated on tasks not seen, sampled and greedy. The expert
+errs at its decision points (wrong file, wrong order, wrong column, stopping
+early), so the model starts out knowing the moves but not which are right.
+"""
+
+from clawjax import experiment
+
+
+def get_config():
+  """Cold start of `builtin:tiny`."""
+  c = experiment.default_config('tiny_cold_start')
+  c.kind = 'sft'
+  c.thinking = 'off'
+  c.export = 'runs/tiny_cold_start/model'
+  c.model.path = 'random:tiny'
+  c.engine.window = 1024
+  c.harnesses.pi.options = {
+    'tools': ('bash',),
+    'system_prompt': 'Solve the task with bash, then say Done.',
+    'lean': True,
+    'context_window': 1024,
+    'max_tokens': 128,
+  }
+  c.rollout.max_tokens = 128
+  c.rollout.time_limit_s = 60.0
+  c.tasks.seed = 1
+  c.expert.trajectories = 3000
+  c.expert.skill = 0.5
+  c.sft.steps = 900
+  c.sft.batch = 32
+  c.sft.pack.row_tokens = 2048
+  c.sft.pack.row_buckets = (2048,)
+  c.sft.pack.term_multiple = 1024
+  c.optim.learning_rate = 2e-3
+  c.optim.schedule = 'cosine'
+  c.optim.warmup_steps = 50
+  c.optim.decay_steps = 900
+  c.optim.final_fraction = 0.05
+  c.optim.weight_decay = 0.01
+  c.loop.evaluate.tasks = 72
+  c.loop.evaluate.samples = 2
+  return c
