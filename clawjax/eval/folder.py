@@ -4,6 +4,7 @@
   metrics.jsonl                     one row per step
   eval/<when>.json                  trials, e.g. `before` and `after`
   rollouts/<phase>/<step>/*.json    rollouts as `types.dumps` wrote them
+  rollouts/train/<step>.advantages.json   rollout id -> advantage
 
 A run that was killed, is still going or never evaluated has only some of these.
 What is absent or broken becomes a line in `notes`; nothing here raises for it.
@@ -50,6 +51,7 @@ class RunFolder:
     trials: 'before', 'after', ... -> trials.
     rollouts: those that were read.
     rollouts_seen: number of rollout files in the folder.
+    advantages: rollout id -> advantage, where the trainer stored it.
     notes: what is missing or could not be read, for the reader of the page.
   """
 
@@ -59,6 +61,7 @@ class RunFolder:
   trials: Mapping[str, tuple[scores.Trial, ...]]
   rollouts: tuple[Recorded, ...]
   rollouts_seen: int
+  advantages: Mapping[str, float]
   notes: tuple[str, ...]
 
   def series(self, key: str) -> tuple[list[float], list[float]]:
@@ -96,6 +99,7 @@ def read(path: pathlib.Path, *, rollout_bytes: int = 256 * 2**20) -> RunFolder:
     trials=_trials(path / 'eval', notes),
     rollouts=rollouts,
     rollouts_seen=seen,
+    advantages=_advantages(path / 'rollouts' / 'train'),
     notes=tuple(notes),
   )
 
@@ -110,6 +114,16 @@ def find(config: Any, key: str) -> Any:
         return item[key]
       queue.extend(item.values())
   return None
+
+
+def plain(value: Any) -> str:
+  """A config value in a few words: a name, names, or nothing."""
+  if isinstance(value, Mapping):
+    name = value.get('name') or value.get('path')
+    return str(name) if name else ', '.join(map(str, value))
+  if isinstance(value, (list, tuple)):
+    return ', '.join(map(str, value))
+  return '' if value is None else str(value)
 
 
 # ---- the parts -------------------------------------------------------------
@@ -197,6 +211,17 @@ def _rollouts(
   if bad:
     notes.append(f'{bad} rollout files could not be read.')
   return tuple(found), len(paths)
+
+
+def _advantages(folder: pathlib.Path) -> dict[str, float]:
+  found: dict[str, float] = {}
+  for path in sorted(folder.glob('*.advantages.json')):
+    data = _json(path, [], '')
+    if isinstance(data, Mapping):
+      found |= {
+        str(k): float(v) for k, v in data.items() if isinstance(v, (int, float))
+      }
+  return found
 
 
 def _spread(

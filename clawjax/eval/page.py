@@ -80,6 +80,17 @@ def span(low: float, high: float, digits: int = 2) -> str:
   )
 
 
+def is_number(value: object) -> bool:
+  """Whether `value` is a finite number."""
+  return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def one_line(text: object, limit: int = 160) -> str:
+  """The text on one line, cut where it is too long."""
+  line = ' '.join(str(text).split())
+  return line if len(line) <= limit else line[: limit - 1] + '\u2026'
+
+
 # ---- blocks ----------------------------------------------------------------
 
 

@@ -28,12 +28,14 @@ class Series:
     label: its name in the legend and the hover text.
     steps, values: the points, in order of steps; a value may be NaN.
     marks: draw points joined by a dashed line (for sparse series).
+    faint: draw it in the background (raw values behind their mean).
   """
 
   label: str
   steps: Sequence[float]
   values: Sequence[float]
   marks: bool = False
+  faint: bool = False
 
 
 def chart(
@@ -158,6 +160,7 @@ def _line(line: Series, colour: str, x_of, y_of) -> str:
   ]
   path = ' '.join(f'{x:.1f},{y:.1f}' for x, y in points)
   dash = ' stroke-dasharray="3 3"' if line.marks else ''
+  dash += ' opacity="0.4"' if line.faint else ''
   out = (
     f'<polyline points="{path}" fill="none" stroke="{colour}" '
     f'stroke-width="{1.2 if line.marks else 1.8}" stroke-linejoin="round"'

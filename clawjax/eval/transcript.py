@@ -6,9 +6,8 @@ one indented branch per continuation. Tokens that the model sampled are tinted,
 darker the less likely they were, with the log-prob on hover; what the harness
 or the environment wrote is grey, and folded where it is long.
 
-This tree is drawn from the calls alone and knows nothing of filtering; a call
-that can never be trained (not 'ok', or not of the main role) is underlined
-instead of tinted.
+Answers that the default filter would keep from training (retries, side calls,
+broken calls) are underlined instead of tinted, with the reason in their label.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from clawjax import trie as trie_lib
 from clawjax import types
 from clawjax.eval import page
 
@@ -225,8 +225,15 @@ def _body(
       f'{page.escape(c.text) if c.text else "(text not recorded)"}</div>'
       for c in rollout.calls
     )
-  painter = _Painter(rollout.calls, tokenizer.decode, limits)
-  return f'<div class="tree">{painter.node(tree(rollout.calls))}</div>'
+  calls = sorted(rollout.calls, key=lambda c: c.index)
+  painter = _Painter(calls, _reasons(rollout), tokenizer.decode, limits)
+  return f'<div class="tree">{painter.node(tree(calls))}</div>'
+
+
+def _reasons(rollout: types.Rollout) -> tuple[str, ...]:
+  """Per call, by index: why its answer is not trained ('' if it is)."""
+  built = trie_lib.build(rollout, routes='ignore')
+  return trie_lib.filter(built, max_leaves=None)[0].reasons
 
 
 def _call_label(call: types.Call) -> str:
@@ -258,9 +265,14 @@ class _Painter:
   """Turns nodes into HTML within one rollout's limits."""
 
   def __init__(
-    self, calls: Sequence[types.Call], decode: Decode, limits: Limits
+    self,
+    calls: Sequence[types.Call],
+    reasons: Sequence[str],
+    decode: Decode,
+    limits: Limits,
   ):
     self._calls = calls
+    self._reasons = reasons
     self._decode = decode
     self._limits = limits
     self._left = limits.model_tokens
@@ -314,7 +326,11 @@ class _Painter:
     label = ''
     if call not in self._labelled:
       self._labelled.add(call)
-      label = f'<span class="call">{_call_label(record)}</span>'
+      why = self._reasons[call]
+      label = f'<span class="call">{_call_label(record)}'
+      label += (
+        f' \u00b7 not trained: {page.escape(why)}</span>' if why else '</span>'
+      )
     if self._left <= 0:
       return f'{label}<i>{page.escape(self._decode(ids))}</i>'
     self._left -= len(ids)
@@ -332,9 +348,7 @@ class _Painter:
         f'<i{_tint(logprob)} data-t="log-prob {page.short(logprob)}   '
         f'p {page.short(math.exp(logprob))}   id {names}">{shown}</i>'
       )
-    off = (
-      ' class="off"' if record.status != 'ok' or record.role != 'main' else ''
-    )
+    off = ' class="off"' if self._reasons[call] else ''
     return f'{label}<span{off}>{"".join(out)}</span>'
 
 

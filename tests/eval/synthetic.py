@@ -165,8 +165,9 @@ def write(
   config = {
     'name': 'quickstart',
     'seed': seed,
-    'harness': {'name': 'pi', 'version': '0.50.1'},
-    'model': {'tokenizer': 'tiny', 'layers': 4, 'experts': 8},
+    'tokenizer': 'tiny',
+    'harnesses': {'pi': {'name': '', 'options': {}}},
+    'model': {'path': 'builtin:tiny', 'layers': 4, 'experts': 8},
     'train': {'algorithm': 'grpo', 'group_size': 8, 'learning_rate': 3e-4},
     'paths': {'note': '<script>alert(1)</script>'},
   }
@@ -229,16 +230,16 @@ def write(
         'train/entropy': 0.9 * math.exp(-step / steps) + 0.05 * rng.random(),
         'train/kl_k3': 0.002 * step + 0.001 * rng.random(),
         'train/delivered_fraction': 0.9 + 0.08 * rng.random(),
-        'train/clip_fraction': 0.02 * rng.random(),
-        'train/tis_mean': 1 + 0.002 * rng.normal(),
-        'mismatch/kl_rollout_old': 1e-4 * rng.random(),
-        'pack/ratio': 2.6 + 0.4 * rng.random(),
+        'train/clipped': 0.02 * rng.random(),
+        'train/importance': 1 + 0.002 * rng.normal(),
+        'train/mismatch_k3': 1e-4 * rng.random(),
+        'pack/call_ratio': 2.6 + 0.4 * rng.random(),
         'pack/padding': 0.1 + 0.05 * rng.random(),
-        'time/model': 4 + rng.random(),
-        'time/harness': 3 + rng.random(),
-        'time/sandbox': 0.6 + 0.1 * rng.random(),
-        'time/other': 1 + 0.3 * rng.random(),
-        'time/total': 9.5,
+        'time/share_model': 0.45 + 0.02 * rng.random(),
+        'time/share_harness': 0.35 + 0.02 * rng.random(),
+        'time/share_sandbox': 0.07,
+        'time/share_other': 0.13,
+        'time/step_s': 9.5,
       }
     )
   rows.sort(key=lambda r: r['step'])
@@ -268,7 +269,7 @@ def save(
 
 
 if __name__ == '__main__':
-  from clawjax.eval import report
+  from clawjax.eval import gallery, report
 
-  report._tokenizer = lambda run, notes: Bytes()
+  gallery.load_tokenizer = lambda run, notes: Bytes()
   print(report.write_report(write(pathlib.Path(sys.argv[1]))))

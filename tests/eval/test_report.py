@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from clawjax import types
-from clawjax.eval import folder, report, scores
+from clawjax.eval import folder, gallery, report, scores
 
 
 @pytest.fixture
 def byte_tokens(monkeypatch, synthetic):
   monkeypatch.setattr(
-    report, '_tokenizer', lambda run, notes: synthetic.Bytes()
+    gallery, 'load_tokenizer', lambda run, notes: synthetic.Bytes()
   )
 
 
@@ -31,14 +31,13 @@ def test_a_whole_run(copy, parse, byte_tokens):
   page = _page(copy, parse)
   for part in (
     'Result on tasks not seen in training',
-    'By family',
+    'By part',
     'Curves',
     'Entropy',
     'Delivered tokens',
-    'KL to the reference',
     'How rollouts ended',
     'Where the time went',
-    'Packing and tokens',
+    'Packing',
     'Rollouts',
     'Everything logged',
   ):
@@ -203,21 +202,20 @@ def test_advantages_of_a_group_by_hand():
 
   items = [item(i, r) for i, r in enumerate([1.0, 0.0, 0.0, 1.0])]
   items.append(item(4, None, outcome='infra_error'))
-  found = report.advantages(items)
+  found = gallery.advantages(items)
   assert [found[i] for i in range(4)] == pytest.approx([1, -1, -1, 1], abs=1e-5)
   assert 4 not in found
   # Equal rewards: nothing to learn.
   equal = [item(i, 0.5) for i in range(3)]
-  assert report.advantages(equal) == pytest.approx({0: 0, 1: 0, 2: 0})
+  assert gallery.advantages(equal) == pytest.approx({0: 0, 1: 0, 2: 0})
   # What the trainer stored wins.
-  stored = [item(0, 1.0, extra={'advantage': 0.25})]
-  assert report.advantages(stored) == {0: 0.25}
+  assert gallery.advantages(items, {'r1': 0.25}) == {1: 0.25}
 
 
 def test_without_a_tokenizer_the_text_is_that_of_the_calls(copy, parse):
   # The config names 'tiny'; break it so that it cannot load.
   config = json.loads((copy / 'config.json').read_text())
-  config['model']['tokenizer'] = 'hf:/nowhere'
+  config['tokenizer'] = 'hf:/nowhere'
   (copy / 'config.json').write_text(json.dumps(config))
   page = _page(copy, parse)
   assert "Tokenizer 'hf:/nowhere' cannot be loaded" in page.text
