@@ -57,8 +57,8 @@ class Parsed:
 
 def thinking_is_open(prompt_tail: str) -> bool:
   """Whether a rendered prompt ends inside a thinking block."""
-  opened = prompt_tail.rfind(_THINK)
-  return opened >= 0 and not prompt_tail[opened + len(_THINK) :].strip()
+  turn = prompt_tail[prompt_tail.rfind(tokenizers.IM_START) + 1 :]
+  return turn.rfind(_THINK) > turn.rfind(_THINK_END)
 
 
 def _final_calls(text: str, offered: parse_calls.Offered) -> int | None:

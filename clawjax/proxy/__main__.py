@@ -22,6 +22,8 @@ from clawjax import errors, types
 from clawjax.chat import tokenizers
 from clawjax.proxy import app, scripted, serve
 
+log = logging.getLogger('clawjax.proxy')
+
 
 def _client(
   backend: str, tokenizer: tokenizers.Tokenizer, window: int
@@ -74,6 +76,8 @@ async def _run(args: argparse.Namespace) -> None:
     record_dir=args.record_dir or None,
     admin_token=token,
   )
+  for name, lost in proxy.resume().items():
+    log.info('session %s goes on; in flight and lost: %s', name, lost or 'none')
   stop = asyncio.Event()
   loop = asyncio.get_running_loop()
   for number in (signal.SIGINT, signal.SIGTERM):

@@ -104,11 +104,12 @@ class _Api:
     if request.method == 'DELETE':
       self._proxy.close(rollout_id)
       return JSONResponse({'session': rollout_id, 'closed': True})
-    done = [s for s in session.served if not s.pending]
     return JSONResponse(
       {
         'session': rollout_id,
-        'calls': [call_json(s.call(rollout_id), s) for s in done],
+        'calls': [
+          call_json(c, session.by_call[c.call_id]) for c in session.calls()
+        ],
         'pending': [s.call_id for s in session.served if s.pending],
         'stats': dataclasses.asdict(session.stats),
       }

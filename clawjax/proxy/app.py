@@ -34,6 +34,7 @@ from clawjax.proxy import (
   http,
   openai_chat,
   openai_responses,
+  resume,
 )
 from clawjax.proxy import session as sessions
 
@@ -170,12 +171,14 @@ class Proxy:
       secrets.token_urlsafe(24),
       self.renderer,
       window=self.client.window,
-      run_seed=run_seed,
-      sampling=sampling,
-      rule_names=rules,
-      token_budget=token_budget,
-      metadata=metadata,
-      follow_client=self.config.follow_client,
+      options=sessions.Options(
+        run_seed=run_seed,
+        sampling=sampling,
+        rules=tuple(rules),
+        token_budget=token_budget,
+        metadata=dict(metadata or {}),
+        follow_client=self.config.follow_client,
+      ),
     )
     if self._record_dir:
       path = self._record_dir / capture.file_name(rollout_id)
@@ -183,6 +186,30 @@ class Proxy:
     self._by_id[rollout_id] = session
     self._by_key[session.key] = session
     return SessionHandle(session.id, session.key)
+
+  def resume(self) -> dict[str, list[str]]:
+    """Takes up the sessions that `record_dir` says were open.
+
+    Returns:
+      Session id -> ids of the calls that were in flight.
+    """
+    found: dict[str, list[str]] = {}
+    if self._record_dir is None:
+      return found
+    for path in sorted(self._record_dir.glob('*.jsonl')):
+      session = resume.resume(path, self.renderer, window=self.client.window)
+      if session is None or session.id in self._by_id:
+        continue
+      lost = [s for s in session.served if s.error == resume.IN_FLIGHT]
+      session.record(
+        capture.Recorder(path, fsync=self.config.fsync, repair=True), new=False
+      )
+      for served in lost:
+        session.record_end(served)
+      self._by_id[session.id] = session
+      self._by_key[session.key] = session
+      found[session.id] = [s.call_id for s in lost]
+    return found
 
   def session(self, rollout_id: str) -> sessions.Session:
     """A session by id.

@@ -33,8 +33,12 @@ def file_name(rollout_id: str) -> str:
 class Recorder:
   """Appends lines to one session's record."""
 
-  def __init__(self, path: pathlib.Path, *, fsync: bool = False):
+  def __init__(
+    self, path: pathlib.Path, *, fsync: bool = False, repair: bool = False
+  ):
     path.parent.mkdir(parents=True, exist_ok=True)
+    if repair:
+      _drop_torn_line(path)
     # The session's key is in it.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     self._fd = os.open(path, flags, 0o600)
@@ -55,3 +59,10 @@ class Recorder:
     if self._fd >= 0:
       os.close(self._fd)
       self._fd = -1
+
+
+def _drop_torn_line(path: pathlib.Path) -> None:
+  """Cuts off a last line that was not written to its end."""
+  with path.open('rb+') as f:
+    data = f.read()
+    f.truncate(data.rfind(b'\n') + 1)

@@ -1,8 +1,8 @@
 """One rollout's session: requests in, calls out, in exact token ids.
 
-  begin(request)  match -> render what is new -> prompt ids (a `Pending`)
-  finish(pending, sample)  cut, parse, keep the sampled turn, make the `Answer`
-  fail(pending, status, why)  a call without a sample
+  begin(request)  match -> render what is new -> prompt ids (a `Served`)
+  finish(served, sample)  cut, parse, keep the sampled turn, make the `Answer`
+  fail(served, status, why)  a call without a sample
 
 Everything between two awaits is synchronous, so concurrent requests of one
 session never see half a turn. The record on disk (`capture.py`) is written
@@ -19,126 +19,42 @@ from typing import Any
 
 import numpy as np
 
-from clawjax import errors, types
-from clawjax.chat import parsing, render
-from clawjax.proxy import canonical, capture, chain, rules, tree
+from clawjax import types
+from clawjax.chat import render
+from clawjax.proxy import (
+  answers,
+  breaks,
+  canonical,
+  capture,
+  chain,
+  roles,
+  rules,
+  tree,
+)
+from clawjax.proxy.served import Overflow, Served, Stats
 
-_TAIL_TOKENS = 16  # Enough to hold the generation prompt.
-
-
-@dataclasses.dataclass
-class Served:
-  """One request and what became of it; turns into a `types.Call`.
-
-  Attributes:
-    call_id, index: name and number within the session.
-    request: what was asked.
-    prompt_ids: int32 [N] given to the engine.
-    leaf: node that the prompt ends with (before the generation prompt).
-    opening: ids of the generation prompt.
-    params: how to sample.
-    the rest: as in `types.Call`.
-  """
-
-  call_id: str
-  index: int
-  dialect: str
-  prompt_ids: np.ndarray
-  leaf: tree.Node
-  opening: list[int]
-  at: tuple[chain.Chain, int]
-  params: types.SamplingParams
-  start: float
-  request: canonical.Request | None = None
-  parent: str = ''
-  end: float = 0.0
-  status: str = ''
-  sample: types.Sample | None = None
-  role: types.Role = 'main'
-  role_reason: str = ''
-  retry_of: str = ''
-  malformed: bool = False
-  flags: tuple[str, ...] = ()
-  normalised: tuple[str, ...] = ()
-  break_cause: str = ''
-  error: str = ''
-  text: str = ''
-  calls: tuple[types.ToolCall, ...] = ()
-  content: str = ''
-  reasoning: str = ''
-  answer_id: str = ''
-  own_s: float = 0.0
-
-  @property
-  def pending(self) -> bool:
-    return not self.status
-
-  def call(self, rollout_id: str) -> types.Call:
-    """The finished call as a record."""
-    return types.Call(
-      call_id=self.call_id,
-      rollout_id=rollout_id,
-      index=self.index,
-      prompt_ids=self.prompt_ids,
-      sample=self.sample,
-      params=self.params,
-      dialect=self.dialect,
-      status=self.status or 'error',
-      start=self.start,
-      end=self.end,
-      parent=self.parent,
-      role=self.role,
-      role_reason=self.role_reason,
-      retry_of=self.retry_of,
-      malformed=self.malformed,
-      normalised=self.normalised,
-      break_cause=self.break_cause,
-      error=self.error,
-      text=self.text,
-    )
+_USER_TEXT = 20_000  # Characters kept of what a harness said.
 
 
-class Overflow(errors.RequestError):
-  """A prompt does not fit; each dialect has its own words for it.
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """What a session is opened with.
 
   Attributes:
-    prompt_tokens: its length.
-    window: the most it may have.
+    run_seed: part of each call's sampling seed.
+    sampling: how to sample; `max_tokens` caps each answer.
+    rules: names of normalisation rules.
+    token_budget: sampled tokens after which the window counts as full.
+    metadata: kept with the session.
+    follow_client: use the client's temperature, top_p, top_k and min_p.
   """
 
-  def __init__(self, prompt_tokens: int, window: int):
-    super().__init__(
-      f'prompt is too long: {prompt_tokens} tokens > {window} maximum',
-      kind='context_overflow',
-    )
-    self.prompt_tokens = prompt_tokens
-    self.window = window
-
-
-@dataclasses.dataclass
-class Stats:
-  """Counts of one session.
-
-  Attributes:
-    served: requests to the model that came in.
-    captured: finished calls with a sample.
-    pending: requests in flight.
-    aborted, failed: requests without a sample.
-    engine_s: seconds inside the engine, summed over calls.
-    own_s: the proxy's own seconds, summed over calls.
-    sampled_tokens: tokens of captured calls.
-    malformed: captured calls with a tool call that could not be read.
-  """
-
-  served: int = 0
-  captured: int = 0
-  pending: int = 0
-  aborted: int = 0
-  failed: int = 0
-  engine_s: float = 0.0
-  own_s: float = 0.0
-  sampled_tokens: int = 0
-  malformed: int = 0
+  run_seed: int = 0
+  sampling: types.SamplingParams = types.SamplingParams()
+  rules: tuple[str, ...] = ()
+  token_budget: int | None = None
+  metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  follow_client: bool = False
 
 
 class Session:
@@ -147,8 +63,11 @@ class Session:
   Attributes:
     id: the rollout's id.
     key: random, part of the URL.
+    options: what it was opened with.
     stats: counts.
     served: all requests so far, in order of arrival.
+    tree: the turns they consist of.
+    memory: what a dialect wants to find again (stored responses).
   """
 
   def __init__(
@@ -158,46 +77,43 @@ class Session:
     renderer: render.Renderer,
     *,
     window: int,
-    run_seed: int = 0,
-    sampling: types.SamplingParams = types.SamplingParams(),
-    rule_names: Sequence[str] = (),
-    token_budget: int | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    follow_client: bool = False,
+    options: Options = Options(),
   ):
     self.id = rollout_id
     self.key = key
     self.renderer = renderer
     self.window = window
-    self.run_seed = run_seed
-    self.sampling = sampling
-    self.rules = rules.Rules(rule_names)
-    self.token_budget = token_budget
-    self.metadata = dict(metadata or {})
+    self.options = options
+    self.rules = rules.Rules(options.rules)
     self.tree = tree.Tree()
     self.stats = Stats()
     self.served: list[Served] = []
-    self.closed = False
-    # What a dialect wants to find again (stored responses).
+    self.by_call: dict[str, Served] = {}
     self.memory: dict[str, Any] = {}
-    self._follow_client = follow_client
+    self.heads: list[tuple[bytes, bytes]] = []
+    self.closed = False
     self._recorder: capture.Recorder | None = None
 
-  def record(self, recorder: capture.Recorder) -> None:
-    """Writes all that happens from now on."""
+  # ---- the record ----------------------------------------------------------
+
+  def record(self, recorder: capture.Recorder, *, new: bool = True) -> None:
+    """Writes all that happens from now on; `new`: with an opening line."""
     self._recorder = recorder
-    self._write(
-      'open',
-      session=self.id,
-      key=self.key,
-      run_seed=self.run_seed,
-      sampling=types.to_json(self.sampling),
-      rules=[*self.rules.chosen],
-      token_budget=self.token_budget,
-      metadata=self.metadata,
-      window=self.window,
-      tokenizer=self.renderer.tokenizer.name,
-    )
+    if new:
+      self._write(
+        'open',
+        session=self.id,
+        key=self.key,
+        t=time.time(),
+        options={
+          **dataclasses.asdict(self.options),
+          'sampling': types.to_json(self.options.sampling),
+        },
+        window=self.window,
+        tokenizer=self.renderer.tokenizer.name,
+        thinking=self.renderer.thinking,
+        family=self.renderer.family,
+      )
 
   def _write(self, kind: str, **value: Any) -> None:
     if self._recorder is not None:
@@ -209,7 +125,15 @@ class Session:
       self.fail(served, 'aborted', 'the session was closed')
     self.closed = True
     if self._recorder is not None:
-      self._write('close', t=time.time(), stats=dataclasses.asdict(self.stats))
+      labels = {
+        c.call_id: [c.role, c.role_reason, c.retry_of] for c in self.calls()
+      }
+      self._write(
+        'close',
+        t=time.time(),
+        stats=dataclasses.asdict(self.stats),
+        labels=labels,
+      )
       self._recorder.close()
       self._recorder = None
 
@@ -219,30 +143,32 @@ class Session:
     self,
     request: canonical.Request,
     applied: list[str],
-    made: list[dict[str, Any]],
+    made: list[dict[str, Any]] | None,
   ) -> tree.Node:
+    """The root of a request; made, and listed in `made`, when it is new."""
     system = self.rules.head(request.system, applied)
     text = self.renderer.head_text(system, request.tools)
     root = self.tree.roots.get(text)
     if root is None:
       ids = self.renderer.head(system, request.tools)
+      if made is None:
+        return tree.Node(0, None, b'', 'head', ids)
       root = tree.Node(self.tree.new_number(), None, b'', 'head', ids)
       self.tree.roots[text] = root
-      made.append({'n': root.number, 'head': text, 'ids': ids})
+      head = (
+        canonical.digest([system]),
+        canonical.digest([text[len(system) :]]),
+      )
+      made.append(
+        {
+          'n': root.number,
+          'head': text,
+          'system': head[0].hex(),
+          'tools': head[1].hex(),
+          'ids': ids,
+        }
+      )
     return root
-
-  def count(self, request: canonical.Request) -> int:
-    """Prompt length of a request; nothing is kept or recorded."""
-    applied: list[str] = []
-    system = self.rules.head(request.system, applied)
-    text = self.renderer.head_text(system, request.tools)
-    root = self.tree.roots.get(text)
-    if root is None:
-      ids = self.renderer.head(system, request.tools)
-      root = tree.Node(0, None, b'', 'head', ids)
-    match = self._match(root, request, applied)
-    new = sum(len(self.renderer.turn(t.messages)) for t in match.new)
-    return match.node.length + new + len(self._opening(request))
 
   def _match(
     self, root: tree.Node, request: canonical.Request, applied: list[str]
@@ -254,17 +180,50 @@ class Session:
       normalise=lambda turn: self.rules.turn(turn, applied),
     )
 
-  def _opening(self, request: canonical.Request) -> list[int]:
-    if request.prefill is not None:
-      return self.renderer.prefill(request.prefill)
-    return self.renderer.opening(request.thinking)
+  def _turn_ids(
+    self, turn: canonical.Turn, applied: list[str]
+  ) -> Sequence[int] | np.ndarray:
+    stored = self.tree.elsewhere(turn)
+    if stored is not None:
+      applied.append('grafted')
+      return stored.segment()
+    return self.renderer.turn(turn.messages)
+
+  def _opening(
+    self, leaf: tree.Node, request: canonical.Request
+  ) -> Sequence[int] | np.ndarray:
+    """Ids between the last closed turn and what is sampled."""
+    if request.prefill is None:
+      return self.renderer.opening(request.thinking)
+    own = self._own_answer(leaf, request.prefill)
+    if own is not None:
+      return own.chain.view(own.open_length)[leaf.length :]
+    return self.renderer.prefill(request.prefill)
+
+  def _own_answer(self, leaf: tree.Node, prefill: str) -> tree.Node | None:
+    """A sampled answer below `leaf` that the client wants gone on with."""
+    message = types.Message('assistant', prefill)
+    group = leaf.children.get(canonical.turn_key([message]), ())
+    own = [n for n in group if n.call_id and not n.ids]
+    return own[-1] if own else None
+
+  def count(self, request: canonical.Request) -> int:
+    """Prompt length of a request; nothing is kept or recorded."""
+    applied: list[str] = []
+    seen = dict(self.rules.seen)
+    root = self._head(request, applied, None)
+    match = self._match(root, request, applied)
+    self.rules.seen = seen
+    new = sum(len(self._turn_ids(t, applied)) for t in match.new)
+    leaf = match.node if not match.new else root
+    opening = self._opening(leaf, request)
+    return match.node.length + new + len(opening)
 
   def begin(self, request: canonical.Request) -> Served:
     """Matches and renders a request; counts it as served.
 
     Raises:
-      RequestError: the prompt does not fit ('context_overflow'), or the
-        session has spent its tokens ('budget').
+      Overflow: the prompt does not fit, or the session has spent its tokens.
     """
     applied = list(request.notes)
     made: list[dict[str, Any]] = []
@@ -273,66 +232,85 @@ class Session:
     match = self._match(root, request, applied)
     node, points = match.node, list(match.points)
     for turn in match.new:
-      node = self._render(node, turn, made)
+      node = self._render(node, turn, applied, made)
       points.append((turn.end, node))
-    opening = self._opening(request)
+    opening = np.asarray(self._opening(node, request), np.int32)
     at = chain.extend(node.chain, node.length, opening)
-    prompt_ids = at[0].view(at[1])
     self.tree.remember(tree.Tail(root, request.items, points))
-    self._check_room(len(prompt_ids))
-    index = self.stats.served
+    broken = self._break(match, made)
+    try:
+      self._check_room(at[1])
+    except Overflow:
+      self.stats.refused += 1
+      # What was rendered stays known, so the record needs it as well.
+      self._write('turns', new=made, pinned=self._pinned(pinned))
+      raise
+    return self._serve(
+      request, match, node, opening, at, applied, made, broken, pinned
+    )
+
+  def _serve(
+    self,
+    request: canonical.Request,
+    match: tree.Match,
+    leaf: tree.Node,
+    opening: np.ndarray,
+    at: tuple[chain.Chain, int],
+    applied: list[str],
+    made: list[dict[str, Any]],
+    broken: str,
+    pinned: int,
+  ) -> Served:
+    index = len(self.served)
+    prompt_ids = at[0].view(at[1])
+    parent = next((n.call_id for n in leaf.path() if n.call_id), '')
+    if request.prefill is not None:
+      own = self._own_answer(leaf, request.prefill)
+      parent = own.call_id if own else parent
+    rival, again = self._rival(leaf, at[1])
     served = Served(
       call_id=f'c{index}',
       index=index,
       dialect=request.dialect,
       prompt_ids=prompt_ids,
-      leaf=node,
-      opening=opening,
+      leaf=leaf,
+      opening=opening.tolist(),
       at=at,
       params=self._params(request, len(prompt_ids), index),
       start=time.time(),
+      answer_id=self._answer_id(index),
       request=request,
-      parent=next((n.call_id for n in node.path() if n.call_id), ''),
+      parent=parent,
+      rival=rival,
+      has_tools=bool(request.tools),
+      user_text=self._user_text(request, match, parent),
       normalised=tuple(dict.fromkeys(applied)),
-      answer_id=hashlib.blake2b(
-        f'{self.id}/{self.key}/{index}'.encode(), digest_size=12
-      ).hexdigest(),
+      break_cause=again or broken,
     )
+    self.add(served)
+    if self._recorder is not None:
+      self._write_start(served, made, pinned)
+    return served
+
+  def add(self, served: Served) -> None:
+    """Counts a request as served."""
     self.stats.served += 1
     self.stats.pending += 1
     self.served.append(served)
-    self._write_start(served, made, pinned)
-    return served
+    self.by_call[served.call_id] = served
 
-  def _write_start(
-    self, served: Served, made: list[dict[str, Any]], pinned: int
-  ) -> None:
-    if self._recorder is None:
-      return
-    seen = list(self.rules.seen.items())[pinned:]
-    self._write(
-      'start',
-      call=served.call_id,
-      index=served.index,
-      t=served.start,
-      dialect=served.dialect,
-      new=made,
-      leaf=served.leaf.number,
-      opening=served.opening,
-      params=types.to_json(served.params),
-      parent=served.parent,
-      normalised=served.normalised,
-      pinned=seen,
-      role=served.role,
-      role_reason=served.role_reason,
-      retry_of=served.retry_of,
-      break_cause=served.break_cause,
-    )
+  def _answer_id(self, index: int) -> str:
+    text = f'{self.id}/{self.key}/{index}'.encode()
+    return hashlib.blake2b(text, digest_size=12).hexdigest()
 
   def _render(
-    self, node: tree.Node, turn: canonical.Turn, made: list[dict[str, Any]]
+    self,
+    node: tree.Node,
+    turn: canonical.Turn,
+    applied: list[str],
+    made: list[dict[str, Any]],
   ) -> tree.Node:
-    ids = self.renderer.turn(turn.messages)
+    ids = self._turn_ids(turn, applied)
     key = canonical.turn_key(turn.messages)
     child = tree.Node(self.tree.new_number(), node, key, turn.role, ids)
     if turn.role == 'user':
@@ -344,16 +322,50 @@ class Session:
         'up': node.number,
         'key': key.hex(),
         'role': turn.role,
-        'ids': ids,
+        'ids': ids if isinstance(ids, list) else np.asarray(ids).tolist(),
         **({'moves': True} if child.moves else {}),
       }
     )
     return child
 
+  def _break(self, match: tree.Match, made: Sequence[Mapping[str, Any]]) -> str:
+    """Cause of a break; notes a new head."""
+    cause = breaks.cause(match, self.by_call)
+    if made and 'head' in made[0]:
+      head = (
+        bytes.fromhex(made[0]['system']),
+        bytes.fromhex(made[0]['tools']),
+      )
+      cause = breaks.head_cause(head, self.heads) or cause
+      self.heads.append(head)
+    return cause
+
+  def _rival(self, leaf: tree.Node, length: int) -> tuple[str, str]:
+    """An ended call with the same prompt, and whether this is a retry of it
+    or a parallel sample."""
+    for other in reversed(self.served):
+      if other.leaf is leaf and len(other.prompt_ids) == length:
+        return ('', 'parallel') if other.pending else (other.call_id, 'retry')
+    return '', ''
+
+  def _user_text(
+    self, request: canonical.Request, match: tree.Match, parent: str
+  ) -> str:
+    turns = match.new
+    if not parent and match.points:
+      turns = request.turns(request.start)  # A conversation's opening, whole.
+    texts = [
+      m.content
+      for t in turns
+      for m in t.messages
+      if m.role in ('user', 'system')
+    ]
+    return '\n'.join(texts)[:_USER_TEXT]
+
   def _check_room(self, prompt_tokens: int) -> None:
     if prompt_tokens >= self.window:
       raise Overflow(prompt_tokens, self.window)
-    budget = self.token_budget
+    budget = self.options.token_budget
     if budget is not None and self.stats.sampled_tokens >= budget:
       # Said like a full window: what clients stop or compact on.
       raise Overflow(prompt_tokens, min(prompt_tokens, self.window) - 1)
@@ -361,251 +373,248 @@ class Session:
   def _params(
     self, request: canonical.Request, prompt_tokens: int, index: int
   ) -> types.SamplingParams:
-    room = self.window - prompt_tokens
-    limits = [room, request.max_tokens, self.sampling.max_tokens]
-    if self.token_budget is not None:
-      limits.append(self.token_budget - self.stats.sampled_tokens)
+    sampling = self.options.sampling
+    limits = [
+      self.window - prompt_tokens,
+      request.max_tokens,
+      sampling.max_tokens,
+    ]
+    if self.options.token_budget is not None:
+      limits.append(self.options.token_budget - self.stats.sampled_tokens)
+    if self.options.follow_client:
+      sampling = _followed(sampling, request.sampling)
     # In thinking a stop string does not count, so the engine may only look
     # for it where no thinking can come.
     plain = self.renderer.thinking == 'off' or self.renderer.shows_empty_think(
       request.thinking
     )
-    sampling = self.sampling
-    if self._follow_client:
-      sampling = _followed(sampling, request.sampling)
     return dataclasses.replace(
       sampling,
       max_tokens=min(x for x in limits if x is not None),
       stop=request.stop if plain else (),
       stop_ids=tuple(self.renderer.tokenizer.eos_ids),
-      seed=types.sampling_seed(self.run_seed, self.id, index),
+      seed=types.sampling_seed(self.options.run_seed, self.id, index),
+    )
+
+  def _pinned(self, since: int) -> list[list[str]]:
+    return [list(pair) for pair in list(self.rules.seen.items())[since:]]
+
+  def _write_start(
+    self, served: Served, made: Sequence[Mapping[str, Any]], pinned: int
+  ) -> None:
+    self._write(
+      'start',
+      call=served.call_id,
+      index=served.index,
+      t=served.start,
+      dialect=served.dialect,
+      new=made,
+      leaf=served.leaf.number,
+      opening=served.opening,
+      params=types.to_json(served.params),
+      parent=served.parent,
+      rival=served.rival,
+      has_tools=served.has_tools,
+      user_text=served.user_text,
+      normalised=served.normalised,
+      break_cause=served.break_cause,
+      pinned=self._pinned(pinned),
     )
 
   # ---- an answer is there --------------------------------------------------
 
   def finish(self, served: Served, sample: types.Sample) -> canonical.Answer:
-    """Keeps a sampled turn and makes the answer.
+    """Keeps a sampled turn, records it, and makes the answer.
 
     Raises:
       CaptureError: the sample lacks a finite log-prob for each token.
     """
     request = served.request
     assert request is not None
-    sample = self._checked(sample)
     tokenizer = self.renderer.tokenizer
-    ids = sample.token_ids
-    ended = len(ids) > 0 and int(ids[-1]) in tokenizer.eos_ids
-    text = tokenizer.decode(ids[:-1] if ended else ids)
-    prompt_tail = tokenizer.decode(served.prompt_ids[-_TAIL_TOKENS:])
-    finish = 'stop' if ended else sample.finish
-
-    tools = request.tools + request.late_tools if request.allow_calls else ()
-
-    def parse(text: str, finish: str) -> parsing.Parsed:
-      return parsing.parse_output(
-        text,
-        tools=tools,
-        finish=finish,
-        prompt_tail=prompt_tail,
-        stop=request.stop,
-        control=False,
-      )
-
-    parsed = parse(text, finish)
-    if parsed.stop_text:
-      # Keep what was sampled up to and including the match.
-      n = _shortest(
-        len(ids),
-        lambda n: bool(parse(tokenizer.decode(ids[:n]), 'stop').stop_text),
-      )
-      sample = _cut(sample, n)
-      finish = 'stop_string'
-    if finish == 'length' and len(served.prompt_ids) + len(ids) >= self.window:
-      finish = 'context_full'
-    answer = self._answer(served, sample, parsed, finish)
-    self._keep(served, sample, parsed, answer, text)
+    read = answers.read(
+      sample,
+      request,
+      tokenizer,
+      prompt_tail=tokenizer.decode(served.opening),
+      room=self.window - len(served.prompt_ids),
+    )
+    answer = answers.answer(
+      read,
+      request,
+      tokenizer,
+      answer_id=served.answer_id,
+      prompt_tokens=len(served.prompt_ids),
+      created=served.start,
+    )
+    served.sample = read.sample
+    served.malformed = read.parsed.malformed
+    served.flags = read.parsed.flags
+    served.text = read.text
+    served.calls, served.content = read.parsed.calls, read.parsed.content
+    served.node = self._kept_node(served, request, answer)
+    self.captured(served)
     return answer
 
-  def _checked(self, sample: types.Sample) -> types.Sample:
-    ids = np.asarray(sample.token_ids, np.int32)
-    logprobs = np.asarray(sample.logprobs, np.float32)
-    if ids.shape != logprobs.shape:
-      raise errors.CaptureError(
-        f'wanted one log-prob per token, got {logprobs.shape} for {ids.shape}'
-      )
-    if not np.isfinite(logprobs).all():
-      raise errors.CaptureError('wanted finite log-probs, got nan or inf')
-    sample = dataclasses.replace(sample, token_ids=ids, logprobs=logprobs)
-    stops = np.isin(ids, self.renderer.tokenizer.eos_ids)
-    if stops[:-1].any():  # An engine that ran on after the end of the turn.
-      sample = _cut(sample, int(stops.argmax()) + 1)
-    return sample
+  def captured(self, served: Served) -> None:
+    """Ends a call whose sampled turn is in the tree."""
+    assert served.sample is not None
+    self.stats.captured += 1
+    self.stats.sampled_tokens += len(served.sample.token_ids)
+    self.stats.malformed += served.malformed
+    self._end(served, 'ok')
 
-  def _answer(
+  def _kept_node(
     self,
     served: Served,
-    sample: types.Sample,
-    parsed: parsing.Parsed,
-    finish: str,
-  ) -> canonical.Answer:
-    request = served.request
-    assert request is not None
-    tail = served.answer_id
-    pieces: list[str | types.ToolCall] = []
-    calls = 0
-    for piece in parsed.pieces:
-      if isinstance(piece, types.ToolCall):
-        calls += 1
-        if calls > 1 and not request.parallel:
-          break
-        piece = dataclasses.replace(piece, id=f'{tail}{calls - 1:02d}')
-      pieces.append(piece)
-    reasoning_tokens = 0
-    if parsed.reasoning:
-      reasoning_tokens = self._reasoning_tokens(sample, parsed)
-    return canonical.Answer(
-      id=tail,
-      model=request.model,
-      parsed=parsed,
-      pieces=tuple(pieces),
-      reasoning=parsed.reasoning,
-      finish=finish,
-      stop_text=parsed.stop_text,
-      prompt_tokens=len(served.prompt_ids),
-      cached_tokens=min(sample.reused_tokens, len(served.prompt_ids)),
-      output_tokens=len(sample.token_ids),
-      reasoning_tokens=reasoning_tokens,
-      created=int(served.start),
-    )
-
-  def _reasoning_tokens(
-    self, sample: types.Sample, parsed: parsing.Parsed
-  ) -> int:
-    end = self.renderer.tokenizer.id_of('</think>')
-    found = np.flatnonzero(sample.token_ids == end)
-    if not len(found) or 'THINK_OPEN' in parsed.flags:
-      return len(sample.token_ids)
-    return int(found[0]) + 1
-
-  def _keep(
-    self,
-    served: Served,
-    sample: types.Sample,
-    parsed: parsing.Parsed,
+    request: canonical.Request,
     answer: canonical.Answer,
-    text: str,
-  ) -> None:
-    request = served.request
-    assert request is not None
-    # The turn is recognised by what the client may send back; when calls were
-    # held back, by the whole, so that the edited history is seen as a branch.
+  ) -> tree.Node:
+    """The sampled turn as a node of the tree.
+
+    It is recognised by what the client was given; when calls were held back,
+    by the whole, so that the shortened history is seen as a branch.
+    """
+    parsed = answer.parsed
     whole = len(answer.calls) == len(parsed.calls)
     message = types.Message(
       role='assistant',
       content=(request.prefill or '')
       + (answer.text if whole else parsed.content),
       calls=answer.calls if whole else parsed.calls,
-      reasoning=parsed.reasoning,
     )
-    ids = sample.token_ids
+    assert served.sample is not None
+    ids = served.sample.token_ids
     closing = self.renderer.closing(int(ids[-1]) if len(ids) else None)
-    node = tree.Node(
+    return self.keep(
+      served,
       self.tree.new_number(),
-      served.leaf,
       canonical.turn_key([message]),
+      closing,
+      frozenset(canonical.id_key(c.id) for c in answer.calls),
+      tree.reasoning_key(parsed.reasoning),
+    )
+
+  def keep(
+    self,
+    served: Served,
+    number: int,
+    key: bytes,
+    closing: Sequence[int],
+    call_ids: frozenset[str],
+    reasoning: bytes,
+  ) -> tree.Node:
+    """Puts a sampled turn into the tree; see `tree.Node`."""
+    assert served.sample is not None
+    ids = served.sample.token_ids
+    node = tree.Node(
+      number,
+      served.leaf,
+      key,
       'assistant',
       np.concatenate([ids, np.asarray(closing, np.int32)]),
       at=served.at,
     )
     node.call_id = served.call_id
-    node.ids = frozenset(canonical.id_key(c.id) for c in answer.calls)
-    node.reasoning = tree.reasoning_key(parsed.reasoning)
+    node.open_length = node.length - len(closing)
+    node.ids = call_ids
+    node.reasoning = reasoning
     served.leaf.attach(node)
-    served.sample = sample
-    served.malformed = parsed.malformed
-    served.flags = parsed.flags
-    served.text = text
-    served.calls, served.content = parsed.calls, parsed.content
-    served.reasoning = parsed.reasoning
-    self._end(served, 'ok', node, closing)
-    self.stats.captured += 1
-    self.stats.sampled_tokens += len(ids)
-    self.stats.malformed += parsed.malformed
+    self.tree.sampled.setdefault(key, []).append(node)
+    return node
 
-  def _end(
-    self,
-    served: Served,
-    status: str,
-    node: tree.Node | None = None,
-    closing: Sequence[int] = (),
-  ) -> None:
+  def _end(self, served: Served, status: str) -> None:
     served.end = time.time()
-    if self._recorder is not None:
-      value: dict[str, Any] = {
-        'call': served.call_id,
-        't': served.end,
-        'status': status,
-        'error': served.error,
-      }
-      if node is not None and served.sample is not None:
-        value |= {
-          'sample': types.to_json(served.sample),
-          'malformed': served.malformed,
-          'flags': served.flags,
-          'text': served.text,
-          'n': node.number,
-          'key': node.key.hex(),
-          'closing': closing,
-          'ids': sorted(node.ids),
-          'reasoning': node.reasoning.hex(),
-        }
-      self._write('end', **value)
     served.status = status
+    self.record_end(served)
     served.request = None
     self.stats.pending -= 1
+
+  def record_end(self, served: Served) -> None:
+    """Writes the outcome of a call."""
+    if self._recorder is None:
+      return
+    value: dict[str, Any] = {
+      'call': served.call_id,
+      't': served.end,
+      'status': served.status,
+      'error': served.error,
+    }
+    node = served.node
+    if node is not None and served.sample is not None:
+      value |= {
+        'sample': types.to_json(served.sample),
+        'malformed': served.malformed,
+        'flags': served.flags,
+        'text': served.text,
+        'content': served.content,
+        'calls': [[c.name, c.arguments] for c in served.calls],
+        'n': node.number,
+        'key': node.key.hex(),
+        'closing': node.chain.view(node.length)[node.open_length :].tolist(),
+        'ids': sorted(node.ids),
+        'reasoning': node.reasoning.hex(),
+      }
+    self._recorder.write('end', value)
 
   def fail(self, served: Served, status: str, why: str) -> None:
     """Ends a call that has no sample ('aborted' or 'error')."""
     if not served.pending:
       return
     served.error = why
-    self._end(served, status)
     if status == 'aborted':
       self.stats.aborted += 1
     else:
       self.stats.failed += 1
+    self._end(served, status)
+
+  # ---- what came of it -----------------------------------------------------
 
   def calls(self) -> tuple[types.Call, ...]:
-    """Finished calls in order of arrival."""
-    return tuple(s.call(self.id) for s in self.served if not s.pending)
+    """Finished calls in order of arrival, with roles and retries."""
+    instruction = self.options.metadata.get('instruction')
+    assigned = roles.assign(
+      self.served, instruction if isinstance(instruction, str) else ''
+    )
+    retries = roles.retries(self.served)
+    return tuple(
+      _call(s, self.id, *assigned[s.call_id], retries.get(s.call_id, ''))
+      for s in self.served
+      if not s.pending
+    )
 
 
-def _cut(sample: types.Sample, n: int) -> types.Sample:
-  """The first `n` tokens of a sample."""
-
-  def head(values: np.ndarray | None) -> np.ndarray | None:
-    return None if values is None else values[:n]
-
-  return dataclasses.replace(
-    sample,
-    token_ids=sample.token_ids[:n],
-    logprobs=sample.logprobs[:n],
-    raw_logprobs=head(sample.raw_logprobs),
-    token_versions=head(sample.token_versions),
-    routes=head(sample.routes),
+def _call(
+  served: Served,
+  rollout_id: str,
+  role: types.Role,
+  reason: str,
+  retry_of: str,
+) -> types.Call:
+  cause = served.break_cause
+  if not served.parent and role != 'main':
+    cause = role  # A conversation of its own is no broken one.
+  return types.Call(
+    call_id=served.call_id,
+    rollout_id=rollout_id,
+    index=served.index,
+    prompt_ids=served.prompt_ids,
+    sample=served.sample,
+    params=served.params,
+    dialect=served.dialect,
+    status=served.status,
+    start=served.start,
+    end=served.end,
+    parent=served.parent,
+    role=role,
+    role_reason=reason,
+    retry_of=retry_of,
+    malformed=served.malformed,
+    normalised=served.normalised,
+    break_cause=cause,
+    error=served.error,
+    text=served.text,
   )
-
-
-def _shortest(n: int, holds) -> int:
-  """Smallest length for which a monotone property holds."""
-  low, high = 0, n
-  while low < high:
-    middle = (low + high) // 2
-    if holds(middle):
-      high = middle
-    else:
-      low = middle + 1
-  return low
 
 
 def _followed(

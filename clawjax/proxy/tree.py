@@ -19,6 +19,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from clawjax.proxy import canonical, chain
 
 _TAILS = 8  # Conversations per session whose raw items are remembered.
@@ -34,6 +36,8 @@ class Node:
     role: 'head', 'system', 'user', 'assistant' or 'tool'.
     chain, length: the ids up to and including this turn.
     call_id: the call that sampled it, '' when it was rendered.
+    open_length: for a sampled turn, the ids before its closing: where its
+      answer can be gone on with.
     ids: call ids as delivered, see `canonical.id_key`.
     reasoning: digest of delivered thinking, to choose among equal answers.
     moves: a harness moves this turn to the end of each request.
@@ -49,6 +53,7 @@ class Node:
     'length',
     'moves',
     'number',
+    'open_length',
     'parent',
     'reasoning',
     'role',
@@ -74,6 +79,7 @@ class Node:
       )
     self.chain, self.length = chain.extend(*at, ids)
     self.call_id = ''
+    self.open_length = 0
     self.ids: frozenset[str] = frozenset()
     self.reasoning = b''
     self.moves = False
@@ -85,6 +91,11 @@ class Node:
     while node is not None:
       yield node
       node = node.parent
+
+  def segment(self) -> np.ndarray:
+    """The ids of this turn alone."""
+    start = self.parent.length if self.parent else 0
+    return self.chain.view(self.length)[start:]
 
   def attach(self, child: Node) -> None:
     """Adds a child."""
@@ -141,6 +152,8 @@ class Tree:
     self.roots: dict[str, Node] = {}
     self.tails: list[Tail] = []
     self.count = 0
+    # Sampled turns by what they say, wherever they stand.
+    self.sampled: dict[bytes, list[Node]] = {}
 
   def new_number(self) -> int:
     """The next node number."""
@@ -239,21 +252,18 @@ class Tree:
     group = node.children.get(key)
     if not group:
       return None
-    if len(group) == 1:
-      return group[0]
-    message = turn.messages[0]
-    ids = {canonical.id_key(c.id) for c in message.calls}
-    reasoning = reasoning_key(message.reasoning)
+    return group[0] if len(group) == 1 else best(group, turn)
 
-    def fit(child: Node) -> tuple[bool, bool, bool, int]:
-      return (
-        bool(ids & child.ids),
-        bool(reasoning) and reasoning == child.reasoning,
-        bool(child.call_id),
-        child.number,
-      )
+  def elsewhere(self, turn: canonical.Turn) -> Node | None:
+    """A sampled turn that says the same at another place of the session.
 
-    return max(group, key=fit)
+    When a harness changes what stands before an answer (the system text, an
+    old tool result), the answer's own ids still stand for it.
+    """
+    if turn.role != 'assistant':
+      return None
+    group = self.sampled.get(canonical.turn_key(turn.messages))
+    return best(group, turn) if group else None
 
   def remember(self, tail: Tail) -> None:
     """Keeps the raw items of a served request for the next match."""
@@ -268,6 +278,23 @@ class Tree:
         break
     self.tails.append(tail)
     del self.tails[:-_TAILS]
+
+
+def best(group: Sequence[Node], turn: canonical.Turn) -> Node:
+  """The node that a turn means, when several answers say the same."""
+  message = turn.messages[0]
+  ids = {canonical.id_key(c.id) for c in message.calls}
+  reasoning = reasoning_key(message.reasoning)
+
+  def fit(node: Node) -> tuple[bool, bool, bool, int]:
+    return (
+      any(i.endswith(tuple(node.ids)) for i in ids) if node.ids else False,
+      bool(reasoning) and reasoning == node.reasoning,
+      bool(node.call_id),
+      node.number,
+    )
+
+  return max(group, key=fit)
 
 
 def reasoning_key(text: str) -> bytes:
