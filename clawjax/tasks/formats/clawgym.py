@@ -168,14 +168,11 @@ def _item(
     verifier = _hook(hook, item.get('hook_lang') or 'bash', hidden, where)
   elif any(k.endswith(('check.py', 'test.py')) for k in hidden):
     verifier = _hook('python3 reward/test.py', 'bash', hidden, where)
-  judge = rubric.metadata(
-    item.get('rules') or item.get('rule') or item.get('rubrics'),
-    item,
-    default_mode='code' if verifier else 'rubric',
-    warn=warn,
-  )
-  if verifier is None and not judge:
+  rules = item.get('rules') or item.get('rule') or item.get('rubrics')
+  if verifier is None and not rules:
     raise Broken('no_verifier', f'{where}: neither a grader nor a rubric')
+  mode = 'code' if verifier else 'rubric'
+  judge = rubric.metadata(rules, item, default_mode=mode, warn=warn)
   return types.Task(
     id=f'clawgym/{name}',
     turns=(prompt,),
