@@ -1,9 +1,8 @@
 """Runs tasks through a harness on a fleet and keeps what they scored.
 
-`evaluate` is the whole of it: one group of `samples` rollouts per task, finished
-groups taken as they come, each rollout reduced to a `Trial`. The trainer calls
-it in process before and after training, sampled as in training and greedy; the
-command line (`python -m clawjax.eval`) calls it for task sets of any source.
+`run_jobs` runs a list of (task, harness, sample) side by side and hands each
+rollout over as it ends; `evaluate` reduces those of one harness to trials. The
+command line (`python -m clawjax.eval`, see `bench.py`) runs whole matrices.
 
 A rollout that failed for a reason of ours is run again by the fleet while its
 retry budget lasts; what stays failed is a trial without a reward, which the
@@ -86,6 +85,83 @@ class EvalResult:
     return {f'{section}/{k}{tail}': v for k, v in values.items()}
 
 
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """One rollout to be run.
+
+  Attributes:
+    task, harness: what runs.
+    sample: number among the samples of its task.
+    prefix: start of the rollout id.
+  """
+
+  task: types.Task
+  harness: Any
+  sample: int
+  prefix: str = 'eval'
+
+  @property
+  def rollout_id(self) -> str:
+    """'<prefix>/<task>/<harness>/<sample>'; the fleet adds the attempt."""
+    return (
+      f'{self.prefix}/{slug(self.task.id)}/{self.harness.name}/{self.sample}'
+    )
+
+
+async def run_jobs(
+  fleet: Fleet,
+  jobs: Sequence[Job],
+  *,
+  concurrency: int = 8,
+  retry_budget: int | None = None,
+  on_rollout: Callable[[types.Rollout], None] | None = None,
+) -> AsyncIterator[tuple[Job, types.Rollout]]:
+  """Runs jobs side by side; yields each with its last attempt as it ends.
+
+  Every job is a group of its own, so that a resumed evaluation can run just
+  the ones that are missing.
+
+  Args:
+    fleet: runs the rollouts.
+    jobs: with distinct rollout ids.
+    concurrency: rollouts side by side.
+    retry_budget: rollouts that may be run again for faults of ours, in all;
+      default: a tenth of the jobs, at least 4.
+    on_rollout: told of every rollout that ended, failed attempts included.
+  """
+  by_id = {job.rollout_id: job for job in jobs}
+  if len(by_id) != len(jobs):
+    raise ValueError('wanted tasks with distinct ids')
+  if retry_budget is None:
+    retry_budget = max(4, len(jobs) // 10)
+
+  def numbered(rollout: types.Rollout) -> types.Rollout:
+    job = by_id[rollout.rollout_id.rsplit('/', 1)[0]]
+    return dataclasses.replace(rollout, index=job.sample)
+
+  def ended(rollout: types.Rollout) -> None:
+    if on_rollout is not None:
+      on_rollout(numbered(rollout))
+
+  requests = [
+    fleet_lib.GroupRequest(
+      task=job.task, harness=job.harness, size=1, prefix=job.rollout_id
+    )
+    for job in jobs
+  ]
+  async with contextlib.aclosing(
+    fleet.run_groups(
+      requests,
+      concurrency=concurrency,
+      on_rollout=ended,
+      retry_budget=retry_budget,
+    )
+  ) as groups:
+    async for group in groups:
+      for rollout in group:
+        yield by_id[rollout.rollout_id.rsplit('/', 1)[0]], numbered(rollout)
+
+
 async def evaluate(
   fleet: Fleet,
   tasks: Sequence[types.Task],
@@ -95,9 +171,7 @@ async def evaluate(
   prefix: str = 'eval',
   greedy: bool = False,
   sampling: Mapping[str, Any] | None = None,
-  concurrency: int = 8,
-  retry_budget: int | None = None,
-  on_rollout: Callable[[types.Rollout], None] | None = None,
+  **options: Any,
 ) -> EvalResult:
   """Scores every task `samples` times.
 
@@ -106,51 +180,28 @@ async def evaluate(
     tasks: with distinct ids.
     harness: an installed harness.
     samples: rollouts per task.
-    prefix: start of the rollout ids: '<prefix>/<task>/<harness>/<sample>'. A
-      sampled and a greedy evaluation of one step need different ones.
+    prefix: start of the rollout ids. A sampled and a greedy evaluation of one
+      step need different ones.
     greedy: sample at temperature 0.
     sampling: further overrides of sampling parameters, on top of the fleet's.
-    concurrency: rollouts side by side.
-    retry_budget: rollouts that may be run again for faults of ours, in all;
-      default: a tenth of the rollouts, at least 4.
-    on_rollout: told of every rollout that ended, failed attempts included.
+    **options: see `run_jobs`.
 
   Returns:
     One trial per task and sample, whatever happened to it.
   """
-  by_id = {task.id: task for task in tasks}
-  if len({slug(i) for i in by_id}) != len(tasks):
-    raise ValueError('wanted tasks with distinct ids')
-  if retry_budget is None:
-    retry_budget = max(4, len(tasks) * samples // 10)
   overrides = dict(sampling or {}) | ({'temperature': 0.0} if greedy else {})
   if overrides:
     fleet = with_sampling(fleet, overrides)
-  requests = [
-    fleet_lib.GroupRequest(
-      task=task,
-      harness=harness,
-      size=samples,
-      prefix=f'{prefix}/{slug(task.id)}/{harness.name}',
-    )
-    for task in tasks
-  ]
-  trials = []
-  async with contextlib.aclosing(
-    fleet.run_groups(
-      requests,
-      concurrency=concurrency,
-      on_rollout=on_rollout or (lambda rollout: None),
-      retry_budget=retry_budget,
-    )
-  ) as groups:
-    async for group in groups:
-      trials += [
-        scores.trial(r, by_id[r.task_id], greedy=greedy) for r in group
-      ]
-  order = {task.id: i for i, task in enumerate(tasks)}
-  trials.sort(key=lambda t: (order[t.task_id], t.sample_index))
-  return EvalResult(harness=harness.name, greedy=greedy, trials=tuple(trials))
+  jobs = [Job(t, harness, i, prefix) for t in tasks for i in range(samples)]
+  found = {}
+  async with contextlib.aclosing(run_jobs(fleet, jobs, **options)) as runs:
+    async for job, rollout in runs:
+      found[job.rollout_id] = scores.trial(rollout, job.task, greedy=greedy)
+  return EvalResult(
+    harness=harness.name,
+    greedy=greedy,
+    trials=tuple(found[job.rollout_id] for job in jobs),
+  )
 
 
 def with_sampling(fleet: Any, overrides: Mapping[str, Any]) -> Any:

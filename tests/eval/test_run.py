@@ -30,7 +30,8 @@ class Fleet:
     for request in reversed(requests):
       group = []
       for i in range(request.size):
-        reward = self.table[request.task.id][i]
+        sample = int(request.prefix.rsplit('/', 1)[1])
+        reward = self.table[request.task.id][sample]
         group.append(
           types.Rollout(
             f'{request.prefix}/{i}',
@@ -68,10 +69,15 @@ async def test_evaluate():
     ('s/b', 0),
     ('s/b', 1),
   ]
-  assert result.trials[0].rollout_id == 'eval/before/s-a/pi/0'
+  assert result.trials[0].rollout_id == 'eval/before/s-a/pi/0/0'
   assert result.trials[0].family == 'fs/a'
   assert result.task_scores() == {'s/a': 0.5, 's/b': 0.5}
-  assert len(seen) == 4
+  assert sorted((r.task_id, r.index) for r in seen) == [
+    ('s/a', 0),
+    ('s/a', 1),
+    ('s/b', 0),
+    ('s/b', 1),
+  ]
   metrics = result.metrics()
   # a: 0.5 and one of two solved; b: 0.5 from its one scored sample, unsolved.
   assert metrics['eval/pass1'] == pytest.approx(0.5)
