@@ -1,0 +1,87 @@
+"""Attention on trees packed into rows: one signature, several ways to do it.
+
+  slot q attends to slot k   exactly when   k <= q < subtree_end[k]
+
+  naive     the whole [T, T] mask: the oracle, for small T
+  chunked   blocks in plain jax, any device (chunked.py)
+
+All are differentiable in q, k, v, share keys among query heads (GQA), sum in
+float32, and take the tree as data: a new tree is not a new compilation.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from clawjax.kernels.blocks import tree_mask
+from clawjax.kernels.chunked import chunked_attention
+
+Impl = Literal['auto', 'naive', 'chunked']
+
+
+def tree_attention(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  subtree_end: jax.Array,
+  *,
+  scale: float | None = None,
+  impl: Impl = 'auto',
+  block: int | None = None,
+) -> jax.Array:
+  """Ancestor-masked attention.
+
+  Args:
+    q: [B, T, H, C], rotary embedding and norms already applied.
+    k, v: [B, T, K, C]; H is a multiple of K.
+    subtree_end: int32 [B, T]; at least own index + 1, padding exactly that.
+    scale: factor on the scores; None: C ** -0.5.
+    impl: see the head of this file. 'auto' takes 'chunked' (on two CPU cores
+      it beats 'naive' from T = 256 on: 3.5x at 1024, 16x at 4096, forward and
+      backward).
+    block: slots per block; None: 128 on a CPU, 512 elsewhere, less for small T.
+
+  Returns:
+    [B, T, H, C] in the dtype of q.
+  """
+  assert q.ndim == k.ndim == v.ndim == 4, (q.shape, k.shape, v.shape)
+  assert q.shape[2] % k.shape[2] == 0, (q.shape, k.shape)
+  assert subtree_end.shape == q.shape[:2], (subtree_end.shape, q.shape)
+  scale = q.shape[-1] ** -0.5 if scale is None else scale
+  if impl == 'naive':
+    return naive_attention(q, k, v, subtree_end, scale=scale)
+  if impl in ('auto', 'chunked'):
+    if block is None:
+      block = 128 if jax.default_backend() == 'cpu' else 512
+      block = min(block, max(16, 1 << (q.shape[1] - 1).bit_length()))
+    return chunked_attention(q, k, v, subtree_end, scale=scale, block=block)
+  raise ValueError(f"impl: wanted 'auto', 'naive' or 'chunked', got {impl!r}")
+
+
+def naive_attention(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  subtree_end: jax.Array,
+  *,
+  scale: float,
+) -> jax.Array:
+  """The definition, with the whole mask; memory and work quadratic in T."""
+  B, T, H, C = q.shape
+  K = k.shape[2]
+  grouped = q.reshape(B, T, K, H // K, C)
+  s = jnp.einsum(
+    'btkgc,bskc->bkgts', grouped, k, preferred_element_type=jnp.float32
+  )
+  seen = tree_mask(subtree_end)[:, None, None]
+  p = jax.nn.softmax(jnp.where(seen, s * scale, -1e30), axis=-1)
+  out = jnp.einsum(
+    'bkgts,bskc->btkgc',
+    p.astype(v.dtype),
+    v,
+    preferred_element_type=jnp.float32,
+  )
+  return out.reshape(B, T, H, C).astype(q.dtype)
