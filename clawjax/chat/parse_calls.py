@@ -126,7 +126,9 @@ def _skip(text: str, at: int) -> int:
 
 
 def _dumps(value: Any) -> str:
-  return tokenizers.clean(json.dumps(value, ensure_ascii=False))
+  return tokenizers.clean(
+    json.dumps(value, ensure_ascii=False, allow_nan=False)
+  )
 
 
 # ---- Hermes ----------------------------------------------------------------
@@ -188,7 +190,6 @@ def _hermes_call(
       flags.append('STRIPPED_KEY')
     arguments = fixed
   try:
-    json.dumps(arguments, allow_nan=False)
     return types.ToolCall(name=name, arguments=_dumps(arguments))
   except (ValueError, RecursionError) as e:  # NaN and infinity are not JSON.
     raise _BadCall('INVALID_JSON') from e

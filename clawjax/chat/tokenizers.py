@@ -19,6 +19,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,12 @@ def clean(text: str) -> str:
   except UnicodeEncodeError:
     raw = text.encode('utf-16-le', 'surrogatepass')
     return raw.decode('utf-16-le', 'replace')
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+  # The batch call without offsets takes some 0.6 of the plain one's time.
+  batch = [clean(text)]
+  return tokenizer.encode_batch_fast(batch, add_special_tokens=False)[0].ids
 
 
 class Tokenizer:
@@ -91,13 +98,13 @@ class Tokenizer:
     """Ids of content; control tokens in it stay spelled text."""
     if not text:
       return []
-    return self._content.encode(clean(text), add_special_tokens=False).ids
+    return _ids(self._content, text)
 
   def encode_markup(self, text: str) -> list[int]:
     """Ids of our own markup; control tokens become their ids."""
     if not text:
       return []
-    return self._markup.encode(clean(text), add_special_tokens=False).ids
+    return _ids(self._markup, text)
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     """Text of ids, control tokens shown; half a character gives U+FFFD."""

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 
 from clawjax import errors, types
 from clawjax.proxy import canonical
@@ -25,18 +25,27 @@ _OPEN_KEYS = frozenset(
 )
 
 
-def mount(proxy: Any, serve: Any, *, token: str) -> Starlette:
-  """The proxy's app; without a token there is no admin API in it."""
-  routes: list[Any] = [Mount('/', app=serve)]
-  if token:
-    api = _Api(proxy, token)
-    routes[:0] = [
-      Route('/admin/sessions', api.sessions, methods=['GET', 'POST']),
-      Route(
-        '/admin/sessions/{id:path}', api.session, methods=['GET', 'DELETE']
-      ),
-    ]
-  return Starlette(routes=routes)
+def mount(proxy: Any, serve: Any, *, token: str) -> Any:
+  """The proxy's app; without a token there is no admin API in it.
+
+  The model endpoints bypass the router: they are the hot path.
+  """
+  api = _Api(proxy, token)
+  routes = [
+    Route('/admin/sessions', api.sessions, methods=['GET', 'POST']),
+    Route('/admin/sessions/{id:path}', api.session, methods=['GET', 'DELETE']),
+  ]
+  admin = Starlette(routes=routes)
+
+  async def app(scope: Any, receive: Any, send: Any) -> None:
+    if scope['type'] != 'http':
+      raise RuntimeError(f'wanted an HTTP request, got {scope["type"]}')
+    if token and scope['path'].startswith('/admin/'):
+      await admin(scope, receive, send)
+    else:
+      await serve(scope, receive, send)
+
+  return app
 
 
 def call_json(call: types.Call, served: Any = None) -> dict[str, Any]:

@@ -49,9 +49,9 @@ def checked(sample: types.Sample, eos_ids: tuple[int, ...]) -> types.Sample:
   if not np.isfinite(logprobs).all():
     raise errors.CaptureError('wanted finite log-probs, got nan or infinity')
   sample = dataclasses.replace(sample, token_ids=ids, logprobs=logprobs)
-  stops = np.isin(ids, eos_ids)
-  if stops[:-1].any():
-    sample = cut(sample, int(stops.argmax()) + 1)
+  first = next((i for i, x in enumerate(ids.tolist()) if x in eos_ids), None)
+  if first is not None and first + 1 < len(ids):
+    sample = cut(sample, first + 1)
   return sample
 
 

@@ -313,7 +313,7 @@ class Proxy:
       body = await exchange.body(
         limit=self.config.body_bytes, timeout_s=self.config.body_s
       )
-      begun = time.perf_counter()
+      begun = time.thread_time()
       request = http.parse(dialect, body, exchange.headers, session.memory)
       if path.endswith('count_tokens'):
         count = session.count(request)
@@ -395,7 +395,7 @@ class Proxy:
         await exchange.send(dialect.stream_overflow(request), last=True)
         return
       raise dialect.overflow(e.prompt_tokens, e.window) from e
-    served.own_s = time.perf_counter() - begun
+    served.own_s = time.thread_time() - begun
     task = asyncio.create_task(self._sample(session, served))
     tasks = self._tasks.setdefault(session.id, set())
     tasks.add(task)
@@ -431,10 +431,10 @@ class Proxy:
         session_id=session.id,
         call_index=served.index,
       )
-      back = time.perf_counter()
+      back, back_cpu = time.perf_counter(), time.thread_time()
       session.stats.engine_s += back - begun
       answer = session.finish(served, sample)
-      served.own_s += time.perf_counter() - back
+      served.own_s += time.thread_time() - back_cpu
       session.stats.own_s += served.own_s
       return answer
     except errors.EngineError as e:

@@ -17,17 +17,35 @@ call that was in flight. `fsync` also survives a machine that dies.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import pathlib
 import urllib.parse
 from typing import Any
 
-from clawjax.proxy import canonical
+import orjson
+
+from clawjax import types
 
 
 def file_name(rollout_id: str) -> str:
   """A file name for any rollout id."""
   return urllib.parse.quote(rollout_id, safe='') + '.jsonl'
+
+
+def sample_json(sample: types.Sample) -> dict[str, Any]:
+  """A sample's fields, arrays as they are (`_dumps` writes them)."""
+  return {
+    f.name: getattr(sample, f.name) for f in dataclasses.fields(types.Sample)
+  }
+
+
+def _dumps(value: dict[str, Any]) -> bytes:
+  try:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+  except TypeError:  # Arrays that are not contiguous, huge numbers.
+    return json.dumps(value, default=lambda a: a.tolist()).encode()
 
 
 class Recorder:
@@ -47,7 +65,7 @@ class Recorder:
 
   def write(self, kind: str, value: dict[str, Any]) -> None:
     """Appends one line; it has left this process when this returns."""
-    line = canonical.dumps({'type': kind, **value}) + b'\n'
+    line = _dumps({'type': kind, **value}) + b'\n'
     view = memoryview(line)
     while view:
       view = view[os.write(self._fd, view) :]

@@ -12,6 +12,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from clawjax import errors, types
 from clawjax.chat import render
 from clawjax.proxy import chain, session, tree
@@ -148,7 +150,7 @@ class _Replay:
         dialect=line['dialect'],
         prompt_ids=at[0].view(at[1]),
         leaf=leaf,
-        opening=line['opening'],
+        opening=np.asarray(line['opening'], np.int32),
         at=at,
         params=_params(line['params']),
         start=line['t'],

@@ -19,7 +19,7 @@ class Served:
     dialect, prompt_ids, params, start, end, sample, normalised, break_cause,
       malformed, error, text, parent: as in `types.Call`.
     leaf: node that the prompt ends with, before its opening.
-    opening: ids from there to the end of the prompt.
+    opening: int32 ids from there to the end of the prompt.
     at: where the sampled ids go.
     request: what was asked; dropped when the call ends.
     status: '' while in flight.
@@ -40,7 +40,7 @@ class Served:
   dialect: str
   prompt_ids: np.ndarray
   leaf: tree.Node
-  opening: list[int]
+  opening: np.ndarray
   at: tuple[chain.Chain, int]
   params: types.SamplingParams
   start: float

@@ -274,7 +274,7 @@ class Session:
       dialect=request.dialect,
       prompt_ids=prompt_ids,
       leaf=leaf,
-      opening=opening.tolist(),
+      opening=opening,
       at=at,
       params=self._params(request, len(prompt_ids), index),
       start=time.time(),
@@ -322,7 +322,7 @@ class Session:
         'up': node.number,
         'key': key.hex(),
         'role': turn.role,
-        'ids': ids if isinstance(ids, list) else np.asarray(ids).tolist(),
+        'ids': ids,
         **({'moves': True} if child.moves else {}),
       }
     )
@@ -411,7 +411,7 @@ class Session:
       new=made,
       leaf=served.leaf.number,
       opening=served.opening,
-      params=types.to_json(served.params),
+      params=dataclasses.asdict(served.params),
       parent=served.parent,
       rival=served.rival,
       has_tools=served.has_tools,
@@ -543,7 +543,7 @@ class Session:
     node = served.node
     if node is not None and served.sample is not None:
       value |= {
-        'sample': types.to_json(served.sample),
+        'sample': capture.sample_json(served.sample),
         'malformed': served.malformed,
         'flags': served.flags,
         'text': served.text,
@@ -551,7 +551,7 @@ class Session:
         'calls': [[c.name, c.arguments] for c in served.calls],
         'n': node.number,
         'key': node.key.hex(),
-        'closing': node.chain.view(node.length)[node.open_length :].tolist(),
+        'closing': node.chain.view(node.length)[node.open_length :],
         'ids': sorted(node.ids),
         'reasoning': node.reasoning.hex(),
       }
