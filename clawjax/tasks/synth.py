@@ -168,7 +168,21 @@ def grader_source() -> bytes:
   return pathlib.Path(__file__).with_name('check.py').read_bytes()
 
 
+def everything(split: Split, *, count: int, seed: int = 0) -> list[types.Task]:
+  """Tasks of all families there are, in turn over the difficulties."""
+  per = -(-count // 3)
+  drawn = [tasks(split, count=per, seed=seed, difficulty=d) for d in (0, 1, 2)]
+  return [t for group in zip(*drawn, strict=True) for t in group][:count]
+
+
 # ---- the expert ------------------------------------------------------------
+
+
+def knows(task: types.Task) -> bool:
+  """Whether the scripted expert can solve this task."""
+  return 'spec' in task.metadata and (
+    task.metadata.get('family') in families_lib.FAMILIES
+  )
 
 
 def mistakes(task: types.Task) -> tuple[str, ...]:
@@ -222,12 +236,11 @@ def expert(
 
 
 def _family(task: types.Task) -> families_lib.Family:
-  name = task.metadata.get('family')
-  if name not in families_lib.FAMILIES or 'spec' not in task.metadata:
+  if not knows(task):
     raise errors.TaskError(
       f'{task.id}: the scripted expert knows only tasks of synth.tasks'
     )
-  return families_lib.FAMILIES[name]
+  return families_lib.FAMILIES[task.metadata['family']]
 
 
 # ---- texts for a tokenizer -------------------------------------------------
