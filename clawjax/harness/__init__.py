@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from clawjax.errors import HarnessError
@@ -9,16 +10,37 @@ from clawjax.harness.base import Harness, Plan
 
 __all__ = ['Harness', 'Plan', 'load', 'NAMES']
 
-NAMES = ('pi',)
+NAMES = (
+  'pi',
+  'claude_code',
+  'codex',
+  'openclaw',
+  'qwen_code',
+  'opencode',
+  'mini_swe',
+)
 
 
 def load(name: str, **options: Any) -> Harness:
-  """A harness by name; see its class for the options."""
-  try:
-    if name == 'pi':
-      from clawjax.harness.pi import Pi
+  """A harness by name.
 
-      return Pi(**options)
+  Args:
+    name: one of `NAMES`, or 'template' for one given as data.
+    **options: see `make` in the harness's module, or `Template`.
+
+  Raises:
+    HarnessError: unknown name or option.
+  """
+  if name == 'template':
+    from clawjax.harness.template import Template as make
+  elif name in NAMES:
+    make = importlib.import_module(f'clawjax.harness.{name}').make
+  else:
+    raise HarnessError(
+      f'unknown harness {name!r}; there are {", ".join(NAMES)}, and '
+      "'template' for one of your own"
+    )
+  try:
+    return make(**options)
   except TypeError as e:
     raise HarnessError(f'harness {name}: {e}') from e
-  raise HarnessError(f'unknown harness {name!r}; there are {", ".join(NAMES)}')

@@ -20,12 +20,13 @@ import hashlib
 import json
 import os
 import pathlib
+import platform
 import re
 import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from clawjax.errors import HarnessError
 from clawjax.harness import base
@@ -51,6 +52,13 @@ def _open_to_all(path: pathlib.Path) -> bool:
   return all(
     p.stat().st_mode & 0o001 for p in (path, *path.parents) if p.exists()
   )
+
+
+def system() -> str:
+  """This machine as npm packages name it, e.g. 'linux-x64'."""
+  machine = platform.machine().lower()
+  names = {'x86_64': 'x64', 'amd64': 'x64', 'aarch64': 'arm64'}
+  return f'{sys.platform}-{names.get(machine, machine)}'
 
 
 # ---- Node ------------------------------------------------------------------
@@ -201,12 +209,15 @@ def install(
 def _npm(wanted: Package, part: pathlib.Path) -> None:
   for file in ('package.json', 'package-lock.json'):
     shutil.copyfile(wanted.pins / file, part / file)
+  options = json.loads((part / 'package.json').read_text()).get('clawjax', {})
   found = node()
   program = pathlib.Path(found.host).parent
   _run(
     [
       *found.npm,
-      'ci',
+      # `ci` takes the lock to the letter; a manifest may ask for `install`,
+      # which keeps to it too but forgives gaps.
+      *(['install', '--no-save'] if options.get('npm') else ['ci']),
       '--ignore-scripts',
       '--no-audit',
       '--no-fund',
@@ -283,3 +294,28 @@ def staged(target: pathlib.Path) -> Iterator[pathlib.Path]:
   except BaseException:
     shutil.rmtree(part, ignore_errors=True)
     raise
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """`python -m clawjax.harness.install NAME ...`: fetches what is missing."""
+  from clawjax import harness
+
+  names = list(sys.argv[1:] if argv is None else argv)
+  if not names:
+    print(f'wanted names of {", ".join(harness.NAMES)}', file=sys.stderr)
+    return 2
+  for name in names:
+    try:
+      found = harness.load(name)
+      if not found.installed():
+        print(f'{name} {found.version}: fetching', flush=True)
+        found.install()
+      print(f'{name} {found.version}: installed', flush=True)
+    except HarnessError as e:
+      print(e, file=sys.stderr)
+      return 2
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

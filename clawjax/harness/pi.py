@@ -24,6 +24,8 @@ _API = {
 }
 _CLI = 'node_modules/@earendil-works/pi-coding-agent/dist/bundle/cli.js'
 _PROVIDER = 'clawjax'
+# pi allocates some 100 MB while it loads; a larger nursery saves collections.
+_FLAGS = ('--min-semi-space-size=16',)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,7 +143,7 @@ class Pi:
     )
 
   def _argv(self, node, inside, model, turn, i, count) -> tuple[str, ...]:
-    argv = [node, f'{inside}/{_CLI}', '-p']
+    argv = [node, *_FLAGS, f'{inside}/{_CLI}', '-p']
     argv += ['--provider', _PROVIDER, '--model', model]
     if count == 1:
       argv += ['--no-session']
@@ -157,3 +159,8 @@ class Pi:
     if not self.mcp_servers:
       argv += ['--no-mcp']
     return (*argv, '--', turn)
+
+
+def make(**options: Any) -> Pi:
+  """pi with its options; see `Pi`."""
+  return Pi(**options)

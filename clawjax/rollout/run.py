@@ -175,7 +175,11 @@ async def _run(
     sampling=limits.sampling,
     rules=harness.rules,
     token_budget=limits.token_budget,
-    metadata={'task': task.id, 'harness': harness.name},
+    metadata={
+      'task': task.id,
+      'harness': harness.name,
+      'instruction': task.turns[0],
+    },
   )
   try:
     await _agent(
@@ -288,12 +292,10 @@ def _account(proxy: Proxy, session: Any, progress: _Progress) -> None:
   progress.calls = tuple(proxy.calls(session.id))
   stats = proxy.stats(session.id)
   stats = stats if isinstance(stats, Mapping) else vars(stats)
-  for name in ('served', 'captured', 'pending'):
+  for name in ('served', 'captured', 'pending', 'aborted', 'refused'):
     if name in stats:
       progress.extra[name] = stats[name]
-  progress.timings['model'] = sum(
-    c.end - c.start for c in progress.calls if c.end
-  )
+  progress.timings['model'] = stats.get('engine_s', 0.0)
   if progress.results:
     last = progress.results[-1]
     progress.extra.update(

@@ -1,0 +1,118 @@
+"""Every harness for real: the pinned program, in a sandbox, through the proxy.
+
+The model is scripted: one tool call that writes a file, then a last word. What
+is checked is what training needs: the file is there, every answer was captured,
+and each later prompt extends the ids of the earlier one together with its
+answer, so nothing sampled is lost.
+"""
+
+import numpy as np
+import pytest
+
+from clawjax import harness
+from tests.harness.conftest import call, make_task
+
+WRITE = 'printf hi > out.txt'
+SHELL = {
+  'pi': call('bash', command=WRITE),
+  'claude_code': call('Bash', command=WRITE, description='write'),
+  'codex': call('exec_command', cmd=WRITE),
+  'openclaw': call('exec', command=WRITE),
+  'qwen_code': call('run_shell_command', command=WRITE, is_background=False),
+  'opencode': call('bash', command=WRITE, description='write'),
+  'mini_swe': call('bash', command=WRITE),
+}
+SUBMIT = call('bash', command='echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT')
+FAST = [
+  ('pi', {}),
+  ('pi', {'dialect': 'messages'}),
+  ('pi', {'dialect': 'responses', 'lean': True, 'tools': ('bash',)}),
+  ('claude_code', {'variant': 'bare'}),
+  ('codex', {'variant': 'trimmed'}),
+]
+SLOW = [
+  ('claude_code', {}),
+  ('codex', {}),
+  ('openclaw', {'variant': 'lean'}),
+  ('openclaw', {}),
+  ('openclaw', {'variant': 'lean', 'dialect': 'responses'}),
+  ('qwen_code', {}),
+  ('qwen_code', {'variant': 'bare'}),
+  ('opencode', {}),
+  ('opencode', {'dialect': 'messages'}),
+  ('mini_swe', {}),
+]
+
+
+def installed(name, options):
+  found = harness.load(name, **options)
+  if not found.installed():
+    pytest.skip(f'{name} is not installed: python -m clawjax.harness.install')
+  return found
+
+
+def extends(calls):
+  """Whether each prompt begins with the one before and its whole answer."""
+  for old, new in zip(calls, calls[1:], strict=False):
+    head = np.concatenate([old.prompt_ids, old.sample.token_ids])
+    if not np.array_equal(new.prompt_ids[: len(head)], head):
+      return False
+  return True
+
+
+async def check(roll, backend, name, options):
+  found = installed(name, options)
+  await found.prepare(backend)
+  last = SUBMIT if name == 'mini_swe' else 'It is done.'
+  rollout = await roll(found, [SHELL[name], last])
+  assert (rollout.outcome, rollout.reward) == ('ok', 1.0), (
+    rollout.reason,
+    rollout.extra['printed'][-2000:],
+  )
+  assert len(rollout.calls) == 2, [c.text for c in rollout.calls]
+  assert all(c.status == 'ok' and c.role == 'main' for c in rollout.calls)
+  assert rollout.extra['served'] == rollout.extra['captured'] == 2
+  assert extends(rollout.calls)
+  assert rollout.harness_version == found.version
+  return rollout
+
+
+def ids(case):
+  return '-'.join([case[0], *map(str, case[1].values())])
+
+
+@pytest.mark.parametrize('case', FAST, ids=ids)
+async def test_fast(roll, backend, case):
+  await check(roll, backend, *case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('case', SLOW, ids=ids)
+async def test_slow(roll, backend, case):
+  await check(roll, backend, *case)
+
+
+MULTI = [
+  ('pi', {}),
+  ('claude_code', {'variant': 'bare'}),
+  ('codex', {'variant': 'trimmed'}),
+  ('openclaw', {'variant': 'lean'}),
+  ('qwen_code', {'variant': 'bare'}),
+  ('opencode', {}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('case', MULTI, ids=ids)
+async def test_two_user_messages(roll, case):
+  name, options = case
+  task = make_task('First: say hello.', 'Second: write hi into out.txt.')
+  rollout = await roll(
+    installed(name, options), ['Hello.', SHELL[name], 'Done.'], task
+  )
+  assert (rollout.outcome, rollout.reward) == ('ok', 1.0), (
+    rollout.reason,
+    rollout.extra['printed'][-2000:],
+  )
+  assert len(rollout.calls) == 3 and rollout.extra['turns'] == 2
+  assert extends(rollout.calls)
