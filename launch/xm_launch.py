@@ -27,6 +27,10 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+  sys.path.insert(0, str(ROOT))  # configs/ import each other and clawjax
+
 try:
   import ml_collections
   from absl import flags
@@ -39,7 +43,6 @@ except ImportError as missing:
     " pip install -e '.[train,harness]'"
   )
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 OVERRIDE = '--config.'
 # OSErrors that are about the machine, not about our code.
 MACHINE = {

@@ -29,6 +29,8 @@ from clawjax.rollout import run as run_lib
 from clawjax.sandbox import base
 
 T = TypeVar('T')
+# So many faults and not one good rollout since the start end the run.
+HOPELESS = 16
 
 
 class RolloutService:
@@ -68,6 +70,7 @@ class RolloutService:
     )
     self._stack = contextlib.AsyncExitStack()
     self._durations = fleet_lib.Durations()
+    self._ended = 0
     self.socket_dir: pathlib.Path | None = None
     self.probe: base.Probe | None = None
 
@@ -169,12 +172,21 @@ class RolloutService:
         events.put(('error', error))
         raise
 
+    faults: list[types.Rollout] = []
     job = asyncio.run_coroutine_threadsafe(run(), self._loop)
     try:
       while True:
         kind, value = events.get()
         if kind == 'rollout':
           on_rollout(value)
+          # Unbroken since the start: the machine is at fault, not a rollout.
+          if value.valid:
+            faults = []
+          elif len(faults) < HOPELESS:
+            faults.append(value)
+            if len(faults) == HOPELESS and self._ended == 0:
+              raise _hopeless(faults)
+          self._ended += value.valid
         elif kind == 'group':
           yield value
         elif kind == 'error':
@@ -183,3 +195,14 @@ class RolloutService:
           return
     finally:
       job.cancel()
+
+
+def _hopeless(faults: Sequence[types.Rollout]) -> errors.ClawjaxError:
+  """The error of a run that cannot get a single rollout done."""
+  reasons = collections.Counter(f'{r.outcome}: {r.reason}' for r in faults)
+  reason, count = reasons.most_common(1)[0]
+  return errors.SandboxError(
+    f'the first {len(faults)} rollouts all failed, {count} of them with'
+    f' {" ".join(reason.split())[:300]!r}; what the harness printed is below'
+    ' telemetry/ in the run folder'
+  )
