@@ -31,6 +31,13 @@ WORKSPACE = '/workspace'
 HOME = '/home/agent'
 FOLDERS = (WORKSPACE, HOME, '/verifier', '/logs')
 SOCKET_NAME = 'proxy.sock'
+ETC = {
+  'passwd': 'root:x:0:0:root:/:/bin/false\n'
+  'agent:x:1000:1000:agent:/home/agent:/bin/sh\n',
+  'group': 'root:x:0:\nagent:x:1000:\n',
+  'hosts': '127.0.0.1 localhost\n::1 localhost\n',
+  'nsswitch.conf': 'passwd: files\ngroup: files\nhosts: files\n',
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -38,13 +38,6 @@ from clawjax.sandbox import base, cgroups, files, leases, process, watch
 
 _RELAY = pathlib.Path(__file__).with_name('relay.py')
 _RUN_BYTES, _SHM_BYTES = 4 * base.MIB, 16 * base.MIB
-_ETC = {
-  'passwd': 'root:x:0:0:root:/:/bin/false\n'
-  'agent:x:1000:1000:agent:/home/agent:/bin/sh\n',
-  'group': 'root:x:0:\nagent:x:1000:\n',
-  'hosts': '127.0.0.1 localhost\n::1 localhost\n',
-  'nsswitch.conf': 'passwd: files\ngroup: files\nhosts: files\n',
-}
 _INSIDE_PYTHON = '/opt/python'
 # The first process inside keeps bwrap's own environment: nothing of ours.
 _PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin'
@@ -136,7 +129,7 @@ class BwrapBackend:
     run = leases.Run(self.root)
     etc = leases.private_folder(run.path / 'etc')
     etc.chmod(0o755)
-    for name, text in _ETC.items():
+    for name, text in base.ETC.items():
       (etc / name).write_text(text)
     shutil.copyfile(_RELAY, run.path / 'relay.py')
     (run.path / 'relay.py').chmod(0o644)
@@ -547,7 +540,7 @@ class BwrapSandbox:
         args += ['--ro-bind', str(path), str(path)]
     for path in ('/etc/ld.so.cache', '/etc/alternatives', '/etc/ssl'):
       args += ['--ro-bind-try', path, path]
-    for name in _ETC:
+    for name in base.ETC:
       args += ['--ro-bind', str(run / 'etc' / name), f'/etc/{name}']
     args += ['--dev', '/dev', '--size', str(_SHM_BYTES), '--tmpfs', '/dev/shm']
     args += ['--remount-ro', '/dev', '--proc', '/proc']

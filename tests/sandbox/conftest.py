@@ -4,11 +4,15 @@ import asyncio
 import contextlib
 import os
 import pathlib
+import shutil
+import subprocess
 import tempfile
+import time
 
 import pytest
 
 from clawjax import sandbox
+from clawjax.sandbox.docker import LABEL, owner
 
 
 @pytest.fixture
@@ -43,6 +47,79 @@ async def serving(path, handle):
   finally:
     server.close()
     await server.wait_closed()
+
+
+@pytest.fixture(scope='session')
+def dockerd(tmp_path_factory):
+  """URL of a Docker daemon: one that answers, else one that we start."""
+  docker = pytest.importorskip('docker')
+  try:
+    client = docker.from_env(timeout=5)
+    client.ping()
+    client.close()
+    yield ''
+    return
+  except docker.errors.DockerException:
+    pass
+  if os.geteuid() != 0 or not shutil.which('dockerd'):
+    pytest.skip('no Docker daemon answers, and none can be started here')
+  folder = pathlib.Path(tempfile.mkdtemp(prefix='cjd'))
+  url = f'unix://{folder}/s'
+  with open(folder / 'log', 'w') as log:
+    daemon = subprocess.Popen(
+      [
+        *('dockerd', '-H', url, '--data-root', f'{folder}/data'),
+        *('--exec-root', f'{folder}/exec', '--pidfile', f'{folder}/pid'),
+        *('--bridge=none', '--iptables=false'),
+      ],
+      stdout=log,
+      stderr=log,
+      start_new_session=True,
+    )
+  try:
+    for _ in range(300):
+      with contextlib.suppress(docker.errors.DockerException):
+        client = docker.DockerClient(base_url=url, timeout=5)
+        client.ping()
+        client.close()
+        break
+      if daemon.poll() is not None:
+        text = (folder / 'log').read_text()[-500:]
+        pytest.skip(f'dockerd does not start: {text}')
+      time.sleep(0.1)
+    yield url
+  finally:
+    daemon.terminate()
+    daemon.wait(60)
+    subprocess.run(
+      ['umount', '-R', '-l', f'{folder}/data', f'{folder}/exec'],
+      check=False,
+      capture_output=True,
+    )
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+async def docker_backend(dockerd):
+  """The docker backend; at its end no container may be left."""
+  backend = sandbox.load('docker', hosts=(dockerd,))
+  probe = await backend.probe()
+  assert probe.ok, probe.text
+  yield backend
+  for host in backend._open():
+    left = host.client.containers.list(all=True, filters={'label': LABEL})
+    mine = [c for c in left if c.labels[LABEL] == owner()]
+    assert {c.name for c in mine} == set(backend.live)
+  await backend.close()
+
+
+@pytest.fixture(
+  params=['bwrap', pytest.param('docker', marks=pytest.mark.slow)]
+)
+def backend(request):
+  """Each real backend; docker in the slow run."""
+  name = {'bwrap': 'bwrap', 'docker': 'docker_backend'}[request.param]
+  return request.getfixturevalue(name)
 
 
 @pytest.fixture
