@@ -322,8 +322,7 @@ async def _run_model(
       if (rollout := found[cell.slug].get((task.id, sample))) is not None
     )
     run_lib.save_trials(out / 'eval' / f'{cell.slug}.json', trials)
-    if model.tokenizer is not None:
-      _export(out, cell, found[cell.slug], model, config.export)
+    _export(out, cell, found[cell.slug], model, config.export)
     done.append(dataclasses.replace(cell, trials=trials))
   return done
 
@@ -407,12 +406,19 @@ def load_rollouts(
 
 
 def _export(out, cell, rollouts, model, kinds) -> None:
+  """Transcripts of a cell for other programs.
+
+  A hosted model has no token ids: its conversations come from what the
+  passthrough recorded, and there is no ATIF, which is made of calls.
+  """
   ordered = [rollouts[k] for k in sorted(rollouts)]
   if 'chat' in kinds:
     path = out / 'chat' / f'{cell.slug}.jsonl'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    chat_jsonl.write(path, ordered, model.tokenizer)
-  if 'atif' in kinds:
+    if model.tokenizer is not None:
+      chat_jsonl.write(path, ordered, model.tokenizer)
+    else:
+      chat_jsonl.write_lines(path, _recorded(out, ordered))
+  if 'atif' in kinds and model.tokenizer is not None:
     for rollout in ordered:
       atif.write(
         out / 'atif' / cell.slug,
@@ -420,6 +426,17 @@ def _export(out, cell, rollouts, model, kinds) -> None:
         model.tokenizer,
         model_name=model.name,
       )
+
+
+def _recorded(out, rollouts):
+  """A chat line for each rollout of a hosted model."""
+  from clawjax.eval import passthrough
+
+  for rollout in rollouts:
+    lines = passthrough.read(out / 'proxy', rollout.rollout_id)
+    messages, tools = passthrough.longest(lines)
+    if messages:
+      yield chat_jsonl.line(rollout, messages, tools)
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from clawjax import types
@@ -37,21 +37,46 @@ def lines(
   """
   trie = conversation.retained(rollout)
   return [
-    {
-      'messages': [_message(t.message, arguments) for t in talk.turns],
-      'tools': list(talk.tools),
-      'metadata': {
-        'rollout_id': rollout.rollout_id,
-        'task_id': rollout.task_id,
-        'harness': rollout.harness,
-        'harness_version': rollout.harness_version,
-        'role': trie.calls[talk.leaf].role,
-        'reward': rollout.reward,
-        'outcome': rollout.outcome,
-      },
-    }
+    line(
+      rollout,
+      [t.message for t in talk.turns],
+      talk.tools,
+      role=trie.calls[talk.leaf].role,
+      arguments=arguments,
+    )
     for talk in conversation.conversations(trie, tokenizer, roles=roles)
   ]
+
+
+def line(
+  rollout: types.Rollout,
+  messages: Iterable[types.Message],
+  tools: Iterable[Mapping[str, Any]],
+  *,
+  role: str = 'main',
+  arguments: Literal['object', 'text'] = 'object',
+) -> dict[str, Any]:
+  """One conversation of a rollout, from its messages."""
+  return {
+    'messages': [_message(m, arguments) for m in messages],
+    'tools': [dict(t) for t in tools],
+    'metadata': {
+      'rollout_id': rollout.rollout_id,
+      'task_id': rollout.task_id,
+      'harness': rollout.harness,
+      'harness_version': rollout.harness_version,
+      'role': role,
+      'reward': rollout.reward,
+      'outcome': rollout.outcome,
+    },
+  }
+
+
+def good_enough(rollout: types.Rollout, least_reward: float | None) -> bool:
+  """Whether a rollout scored at least so much; None: any will do."""
+  if least_reward is None:
+    return True
+  return rollout.valid and float(rollout.reward or 0.0) >= least_reward
 
 
 def write(
@@ -72,18 +97,29 @@ def write(
       None: write all.
     **options: see `lines`.
   """
+  return write_lines(
+    path,
+    (
+      line
+      for rollout in rollouts
+      if good_enough(rollout, least_reward)
+      for line in lines(rollout, tokenizer, **options)
+    ),
+  )
+
+
+def write_lines(
+  path: str | os.PathLike[str], found: Iterable[Mapping[str, Any]]
+) -> int:
+  """Writes ready lines; returns how many."""
   target = pathlib.Path(path)
-  temporary = target.with_suffix('.tmp')
+  target.parent.mkdir(parents=True, exist_ok=True)
+  temporary = target.with_name(target.name + '.tmp')
   count = 0
   with temporary.open('w', encoding='utf-8') as file:
-    for rollout in rollouts:
-      if least_reward is not None and not (
-        rollout.valid and float(rollout.reward or 0.0) >= least_reward
-      ):
-        continue
-      for line in lines(rollout, tokenizer, **options):
-        file.write(json.dumps(line, ensure_ascii=False) + '\n')
-        count += 1
+    for entry in found:
+      file.write(json.dumps(entry, ensure_ascii=False) + '\n')
+      count += 1
   temporary.replace(target)
   return count
 
