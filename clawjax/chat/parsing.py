@@ -193,7 +193,9 @@ def _assemble(
     elif piece.text.strip():
       pieces.append(piece.text)
   calls = tuple(p for p in pieces if isinstance(p, types.ToolCall))
-  if calls or reasoning:  # Newlines beside blocks belong to the format.
+  if (
+    calls or reasoning or 'CUT_CALL' in flags
+  ):  # Newlines beside blocks belong to the format.
     pieces = [p.strip('\n') if isinstance(p, str) else p for p in pieces]
   shown = [p for p in pieces if isinstance(p, str)]
   if calls and isinstance(pieces[-1], str):

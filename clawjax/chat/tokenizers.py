@@ -75,7 +75,7 @@ class Tokenizer:
       tokenizer.no_truncation()
     self.name = name
     self.path = pathlib.Path(path)
-    self.vocab_size = max(self._markup.get_vocab().values()) + 1
+    self.vocab_size = max(self._markup.get_vocab().values(), default=-1) + 1
     self.im_start = self._control(IM_START)
     self.im_end = self._control(IM_END)
     self.pad_id = self._control(ENDOFTEXT)
