@@ -96,6 +96,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns the exit status."""
   args = parser().parse_args(argv)
   try:
+    config = board.BoardConfig(
+      threshold=args.threshold,
+      weights=_json(args.weights or '{}', '--weights'),
+    )
+    baseline = load_cells(args.baseline) if args.baseline else []
     cells = asyncio.run(_run(args))
   except errors.ClawjaxError as error:
     print(f'clawjax.eval: {error}', file=sys.stderr)
@@ -106,12 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       file=sys.stderr,
     )
     return 130
-  config = board.BoardConfig(
-    threshold=args.threshold, weights=_json(args.weights or '{}', '--weights')
-  )
   found = board.results(cells, config)
   bench.write_json(args.out / 'results.json', found)
-  baseline = load_cells(args.baseline) if args.baseline else []
   text = board.render(cells, config, title=args.title, baseline=baseline)
   bench.write_text(args.out / 'report.html', text)
   if args.json:

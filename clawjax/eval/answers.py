@@ -61,7 +61,11 @@ def conversation(
     except Exception:  # a request that the API took and we cannot read
       parsed = None
   if parsed is None:
-    blank = {'messages': [{'role': 'user', 'content': ''}], 'input': 'x'}
+    blank = {
+      'messages': [{'role': 'user', 'content': 'x'}],
+      'input': 'x',
+      'max_tokens': 1,
+    }
     parsed = _DIALECTS[dialect].parse(blank, {}, {})
     parsed.items, parsed.start, parsed.system = [], 0, ()
   parsed.items = [*parsed.items, *said]

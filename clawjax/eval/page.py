@@ -211,6 +211,8 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:0;font-size:12.5px}
 .pill{display:inline-block;background:var(--pill);border-radius:20px;
 padding:1px 9px;font-size:12.5px;margin:0 5px 4px 0;white-space:nowrap}
 .pill.good{color:var(--good)}.pill.bad{color:var(--bad)}
+a.pill{text-decoration:none;color:inherit}
+a.pill:hover{text-decoration:underline}
 .rollout{border-top:1px solid var(--line);padding:14px 0 0;margin-top:14px}
 .rollout>summary{list-style:none;color:var(--ink);display:block}
 .rollout>summary::-webkit-details-marker{display:none}

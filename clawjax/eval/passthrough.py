@@ -265,7 +265,19 @@ class Passthrough:
         self._keep(session, seen)
 
   async def _stream(self, exchange, path, body, seen: _Seen) -> None:
-    """Sends the request on and the answer back, keeping what came."""
+    """Sends the request on and the answer back, unless the client goes."""
+    relay = asyncio.create_task(self._relay(exchange, path, body, seen))
+    try:
+      while not await exchange.wait(relay, 60.0):
+        pass
+      await relay
+    except http.Gone:
+      relay.cancel()
+      await asyncio.gather(relay, return_exceptions=True)
+      raise
+
+  async def _relay(self, exchange, path, body, seen: _Seen) -> None:
+    """The exchange with the API; keeps what came."""
     headers = {k: v for k, v in exchange.headers.items() if k in _PASSED}
     headers['content-type'] = 'application/json'
     if self._kind == 'anthropic':
@@ -291,21 +303,9 @@ class Passthrough:
         )
         await exchange.raw(response.status_code, data, kept)
         return
-      chunks = response.aiter_bytes()
       parts = []
       await exchange.start(response.status_code, kept)
-      while True:
-        step = asyncio.ensure_future(anext(chunks, None))
-        try:
-          while not await exchange.wait(step, 30.0):
-            pass
-        except http.Gone:
-          step.cancel()
-          await asyncio.gather(step, return_exceptions=True)
-          raise
-        chunk = step.result()
-        if chunk is None:
-          break
+      async for chunk in response.aiter_bytes():
         parts.append(chunk)
         await exchange.send(chunk)
       await exchange.send(b'', last=True)

@@ -77,16 +77,17 @@ def chart(
     return _TOP + (top - value) / (top - bottom) * (_H - _TOP - _BOTTOM)
 
   parts = [_axes(ticks, y_of, first, last, x_of)]
-  for colour, line in zip(COLOURS, lines, strict=False):
+  colours = _colours(lines)
+  for colour, line in zip(colours, lines, strict=True):
     parts.append(_line(line, colour, x_of, y_of))
   hover = _hover(lines, x_of)
   now = ' \u00b7 '.join(page.short(s.values[-1]) for s in lines[:1])
   legend = ''
   if len(lines) > 1:
     legend = '<div class="keys">' + ''.join(
-      f'<span><span class="key" style="background:{colour}"></span>'
-      f'{page.escape(s.label)}</span>'
-      for colour, s in zip(COLOURS, lines, strict=False)
+      f'<span><span class="key" style="background:{colour}'
+      f'{";opacity:.4" if s.faint else ""}"></span>{page.escape(s.label)}</span>'
+      for colour, s in zip(colours, lines, strict=True)
     )
     legend += '</div>'
   text = f'<div class="cap">{page.escape(note)}</div>' if note else ''
@@ -100,6 +101,15 @@ def chart(
     f'<rect x="{_LEFT}" y="0" width="{_W - _LEFT}" height="{_H}" '
     f'fill="transparent"/></svg>{text}</figure>'
   )
+
+
+def _colours(lines: Sequence[Series]) -> list[str]:
+  """A colour per line; a faint one shares that of the line after it."""
+  out, number = [], 0
+  for line in lines:
+    out.append(COLOURS[number % len(COLOURS)])
+    number += not line.faint
+  return out
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:

@@ -12,8 +12,10 @@ is left out with a note at the top; a broken record never breaks the page.
 
 from __future__ import annotations
 
+import argparse
 import os
 import pathlib
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -165,3 +167,22 @@ def _duration(seconds: float) -> str:
   if hours:
     return f'{hours} h {minutes:02d} min'
   return f'{minutes} min {rest:02d} s' if minutes else f'{rest} s'
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Writes the page of a run folder again: `... report RUN_DIR`."""
+  parser = argparse.ArgumentParser(
+    prog='python -m clawjax.eval.report', description=main.__doc__
+  )
+  parser.add_argument('run_dir', type=pathlib.Path)
+  parser.add_argument('--rollouts', type=int, default=8, help='to draw')
+  args = parser.parse_args(argv)
+  if not args.run_dir.is_dir():
+    print(f'no folder {args.run_dir}', file=sys.stderr)
+    return 2
+  print(write_report(args.run_dir, rollouts_shown=args.rollouts))
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

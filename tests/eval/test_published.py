@@ -18,7 +18,7 @@ def test_averages_are_those_of_their_columns():
   off = {}
   for row in published.rows():
     mean = sum(weights[d] * v for d, v in row.domains.items()) / 200
-    if abs(mean - row.average) > 0.1:
+    if abs(mean - row.average) > 0.11:
       off[row.harness, row.model] = round(mean - row.average, 2)
   assert off == {
     ('openclaw', 'ClawII-OC-8B'): 0.17,
