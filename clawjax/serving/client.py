@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clawjax.serving.request import OnTokens
 from clawjax.types import Sample, SamplingParams
 
 if TYPE_CHECKING:
@@ -41,8 +42,15 @@ class LocalClient:
     *,
     session_id: str = '',
     call_index: int = 0,
+    on_tokens: OnTokens | None = None,
   ) -> Sample:
-    """See `clawjax.types.SamplingClient`."""
+    """See `clawjax.types.SamplingClient`.
+
+    Args:
+      prompt_ids, params, session_id, call_index: see there.
+      on_tokens: called from the scheduler's thread after each burst with the
+        new ids, their log-probs and the policy version.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Sample] = loop.create_future()
 
@@ -64,6 +72,7 @@ class LocalClient:
       deliver,
       session_id=session_id,
       priority=self._priority,
+      on_tokens=on_tokens,
     )
     try:
       return await future

@@ -126,7 +126,7 @@ class Engine:
       )
     self.pages = pages
     self.burst = burst
-    self.chunks = _buckets(32, max_chunk, 2)
+    self.chunks = _buckets(32, max_chunk, 4)
     self.batches = _buckets(2, slots, 4)
     self.contexts = _buckets(
       min(self.pages_per_row, max(1, 512 // page_size)), self.pages_per_row, 2

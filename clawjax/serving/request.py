@@ -14,9 +14,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from clawjax.errors import EngineError
 from clawjax.serving.prefix import Node
 from clawjax.types import Finish, Sample, SamplingParams
 
+MAX_STOP_IDS = 8
+OnTokens = Callable[[list[int], list[float], int], None]
 Deliver = Callable[[Sample | None, Exception | None], None]
 
 
@@ -45,6 +48,7 @@ class Request:
     text_from: stop strings have been looked for up to this drawn token.
     skipped: rounds in which others were prefilled first.
     counted: its prompt stands in the counters already.
+    on_tokens: told of new tokens after each burst (a streaming caller).
   """
 
   prompt: np.ndarray
@@ -68,6 +72,7 @@ class Request:
   text_from: int = 0
   skipped: int = 0
   counted: bool = False
+  on_tokens: OnTokens | None = None
 
   def __post_init__(self):
     self.ids = self.prompt.tolist()
@@ -120,3 +125,57 @@ class Request:
       prompt_routes=prompt_routes,
       reused_tokens=self.reused,
     )
+
+
+def check_request(
+  prompt: np.ndarray,
+  params: SamplingParams,
+  *,
+  vocab: int,
+  window: int,
+  has_text: bool,
+) -> None:
+  """Refuses what the engine could not serve.
+
+  Args:
+    prompt: int32 [N].
+    params: how to sample.
+    vocab: V of the model.
+    window: most tokens of prompt and answer together.
+    has_text: whether ids can be decoded, for stop strings.
+
+  Raises:
+    EngineError: 'too_long' or 'bad_request'.
+  """
+
+  def refuse(text: str, kind: str = 'bad_request') -> None:
+    raise EngineError(text, kind=kind)
+
+  if prompt.ndim != 1 or not len(prompt):
+    refuse(f'wanted at least one prompt id in a row, got shape {prompt.shape}')
+  if prompt.min() < 0 or prompt.max() >= vocab:
+    refuse(
+      f'wanted prompt ids in [0, {vocab}), got {prompt.min()} to {prompt.max()}'
+    )
+  if len(prompt) >= window:
+    refuse(
+      f'the prompt has {len(prompt)} tokens and the window {window}, which '
+      'leaves no room for an answer',
+      'too_long',
+    )
+  if params.stop and not has_text:
+    refuse('stop strings need a tokenizer: give the scheduler decode_text')
+  if len(params.stop_ids) > MAX_STOP_IDS:
+    refuse(
+      f'wanted at most {MAX_STOP_IDS} stop ids, got {len(params.stop_ids)}'
+    )
+  if (
+    not np.isfinite(params.temperature)
+    or params.temperature < 0
+    or not 0 < params.top_p <= 1
+    or params.top_k < 0
+    or not 0 <= params.min_p <= 1
+    or (params.max_tokens is not None and params.max_tokens < 1)
+    or not 0 <= params.seed < 2**64
+  ):
+    refuse(f'sampling out of range: {params}')

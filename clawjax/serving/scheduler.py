@@ -29,14 +29,17 @@ from typing import Any, Literal
 import numpy as np
 
 from clawjax.errors import EngineError
-from clawjax.serving import sampler
-from clawjax.serving.engine import Batch, Engine
-from clawjax.serving.prefix import PrefixCache
-from clawjax.serving.request import Deliver, Request
+from clawjax.serving.engine import Engine
+from clawjax.serving.request import (
+  Deliver,
+  OnTokens,
+  Request,
+  check_request,
+)
+from clawjax.serving.sequences import Sequences
 from clawjax.types import Finish, SamplingParams
 
 OnLoad = Literal['recompute', 'continue', 'drain']
-MAX_STOP_IDS = 8
 _log = logging.getLogger(__name__)
 
 
@@ -119,7 +122,8 @@ class Scheduler:
     """
     self.engine = engine
     self.config = config
-    self.cache = PrefixCache(engine.pages, engine.page_size)
+    self._on = Sequences(engine, reuse=config.reuse)
+    self.cache = self._on.cache
     self.counters = Counters()
     self._decode_text = decode_text
     self._wake = threading.Condition()
@@ -144,6 +148,11 @@ class Scheduler:
     self._thread.start()
     return self
 
+  @property
+  def crash(self) -> Exception | None:
+    """What ended the thread, if anything did."""
+    return self._crash
+
   def stop(self) -> None:
     """Ends the thread; requests under way fail with 'closed'."""
     with self._wake:
@@ -166,6 +175,7 @@ class Scheduler:
     *,
     session_id: str = '',
     priority: int = 0,
+    on_tokens: OnTokens | None = None,
   ) -> Request:
     """Queues a request.
 
@@ -175,16 +185,29 @@ class Scheduler:
       deliver: called once from the scheduler's thread.
       session_id: requests of one session take turns with other sessions'.
       priority: higher goes first.
+      on_tokens: called from the scheduler's thread after each burst.
 
     Raises:
       EngineError: 'too_long', 'busy', 'closed', 'crashed' or 'bad_request'.
     """
     prompt = np.asarray(prompt_ids, np.int32)
-    self._check(prompt, params)
+    check_request(
+      prompt,
+      params,
+      vocab=self.engine.config.vocab,
+      window=self.engine.window,
+      has_text=self._decode_text is not None,
+    )
     room = self.engine.window - len(prompt)
     limit = room if params.max_tokens is None else min(params.max_tokens, room)
     request = Request(
-      prompt, params, limit, deliver, session_id=session_id, priority=priority
+      prompt,
+      params,
+      limit,
+      deliver,
+      session_id=session_id,
+      priority=priority,
+      on_tokens=on_tokens,
     )
     with self._wake:
       if self._crash is not None:
@@ -202,44 +225,6 @@ class Scheduler:
       self._inbox.append(request)
       self._wake.notify()
     return request
-
-  def _check(self, prompt: np.ndarray, params: SamplingParams) -> None:
-    if prompt.ndim != 1 or not len(prompt):
-      raise EngineError(
-        f'wanted at least one prompt id in one row, got shape {prompt.shape}',
-        kind='bad_request',
-      )
-    if prompt.min() < 0 or prompt.max() >= self.engine.config.vocab:
-      raise EngineError(
-        f'wanted prompt ids in [0, {self.engine.config.vocab}), got '
-        f'{prompt.min()} to {prompt.max()}',
-        kind='bad_request',
-      )
-    if len(prompt) >= self.engine.window:
-      raise EngineError(
-        f'the prompt has {len(prompt)} tokens and the window {self.engine.window}'
-        ', which leaves no room for an answer',
-        kind='too_long',
-      )
-    if params.stop and self._decode_text is None:
-      raise EngineError(
-        'stop strings need a tokenizer: give the scheduler decode_text',
-        kind='bad_request',
-      )
-    if len(params.stop_ids) > MAX_STOP_IDS:
-      raise EngineError(
-        f'wanted at most {MAX_STOP_IDS} stop ids, got {len(params.stop_ids)}',
-        kind='bad_request',
-      )
-    if (
-      not np.isfinite(params.temperature)
-      or params.temperature < 0
-      or not 0 < params.top_p <= 1
-      or params.top_k < 0
-      or not 0 <= params.min_p <= 1
-      or (params.max_tokens is not None and params.max_tokens < 1)
-    ):
-      raise EngineError(f'sampling out of range: {params}', kind='bad_request')
 
   def cancel(self, request: Request) -> None:
     """Ends a request whose caller has gone; it delivers nothing more."""
@@ -349,7 +334,7 @@ class Scheduler:
       ):
         row.clear()
     for request in every:
-      self._release(request)
+      self._on.release(request)
       self._hand_over(request, None, error)
     for load in loads:
       load.error = error
@@ -393,7 +378,7 @@ class Scheduler:
     for row in (self._waiting, self._prefilling, self._decoding):
       for request in [r for r in row if r.cancelled]:
         row.remove(request)
-        self._release(request)
+        self._on.release(request)
         self.counters.cancelled += 1
 
   def _admit(self) -> None:
@@ -413,42 +398,15 @@ class Scheduler:
       )
       # Room for its prompt and a burst, on top of a burst for the others.
       ahead = -(-self.engine.burst // self.engine.page_size)
-      need = self._pages_for(len(request.ids)) + ahead * (1 + len(active))
+      need = self._on.pages_for(len(request.ids)) + ahead * (1 + len(active))
       if active and need > self.cache.available:
         return
       self._waiting.remove(request)
       self._prefilling.append(request)
 
-  def _pages_for(self, tokens: int) -> int:
-    return -(-tokens // self.engine.page_size)
-
   def _begin(self, request: Request) -> bool:
-    """Matches a prompt with the cache and takes pages for the rest of it."""
-    known = request.ids[:-1]
-    request.stale = False
-    if self.config.reuse:
-      match = self.cache.match(known, self.engine.version)
-      request.path = list(match.nodes)
-      self.cache.lock(request.path)
-    else:
-      match = None
-    partial = match.partial if match is not None else None
-    if partial is not None:
-      self.cache.lock([partial])
-    pages = self.cache.take(self._pages_for(len(known)) - len(request.path))
-    if pages is None:
-      self.cache.unlock(request.path + ([partial] if partial else []))
-      request.path = []
+    if not self._on.begin(request):
       return False
-    request.own = pages
-    request.cached = len(request.path) * self.engine.page_size
-    request.routes = [n.routes for n in request.path if n.routes is not None]
-    if partial is not None:
-      self.engine.copy_page(partial.page, pages[0])
-      request.cached += match.partial_tokens
-      if partial.routes is not None:
-        request.routes.append(partial.routes[: match.partial_tokens])
-      self.cache.unlock([partial])
     if not request.counted:
       request.counted, request.reused = True, request.cached
       self.counters.requests += 1
@@ -456,40 +414,11 @@ class Scheduler:
       self.counters.reused_tokens += request.cached
     return True
 
-  def _share(self, request: Request, *, last: bool) -> None:
-    """Hands a sequence's full pages (at the end also the last) to the tree."""
-    if request.stale or not self.config.reuse:
-      return
-    size = self.engine.page_size
-    start = len(request.path) * size
-    stop = request.cached if last else request.cached // size * size
-    if stop <= start:
-      return
-    count = self._pages_for(stop - start)
-    routes = None
-    if request.routes:
-      request.routes = [np.concatenate(request.routes)]
-      routes = request.routes[0][start:stop]
-    pages, request.own = request.own[:count], request.own[count:]
-    self.cache.extend(
-      request.path,
-      request.ids[start:stop],
-      pages,
-      self.engine.version,
-      routes,
-    )
-
-  def _release(self, request: Request) -> None:
-    """Gives back all pages of a sequence."""
-    self.cache.unlock(request.path)
-    self.cache.give(request.own)
-    request.path, request.own, request.cached = [], [], 0
-
   def _preempt(self, request: Request) -> None:
     for row in (self._prefilling, self._decoding):
       if request in row:
         row.remove(request)
-    self._release(request)
+    self._on.release(request)
     request.routes = []
     self._waiting.append(request)  # its early order puts it first
     self.counters.preempted += 1
@@ -497,8 +426,8 @@ class Scheduler:
   def _finish(self, request: Request, finish: Finish) -> None:
     self._decoding.remove(request)
     sample = request.sample(finish)
-    self._share(request, last=True)
-    self._release(request)
+    self._on.share(request, last=True)
+    self._on.release(request)
     self.counters.finished += 1
     self._hand_over(request, sample, None)
 
@@ -532,17 +461,9 @@ class Scheduler:
         if not self._decoding and not self._prefilling:
           raise RuntimeError('no pages for a lone request: pages were lost')
         continue
-      left = request.left_to_prefill
-      if left:
+      if request.left_to_prefill:
         began = time.perf_counter()
-        count = min(left, self.engine.chunk_for(left))
-        at = request.cached
-        tokens = np.asarray(request.ids[at : at + count], np.int32)
-        routes = self.engine.prefill(tokens, at, request.table)
-        if routes is not None:
-          request.routes.append(routes)
-        request.cached += count
-        self._share(request, last=False)
+        count = self._on.prefill(request)
         budget -= count
         self.counters.prefilled_tokens += count
         self.counters.prefill_s += time.perf_counter() - began
@@ -561,32 +482,34 @@ class Scheduler:
     began = time.perf_counter()
     min_active = len(rows) if self._waiting or self._prefilling else 1
     burst = self.engine.decode(
-      self._batch(rows), steps=steps, min_active=min_active
+      self._on.batch(rows), steps=steps, min_active=min_active
     )
     self.counters.bursts += 1
     self.counters.steps += burst.steps
     for b, request in enumerate(rows):
-      count = int(burst.count_B[b])
-      at = len(request.ids)
-      tokens = burst.token_BN[b, :count].tolist()
-      request.ids += tokens
-      request.logprobs += burst.logprob_BN[b, :count].tolist()
-      request.raw_logprobs += burst.raw_logprob_BN[b, :count].tolist()
-      request.versions += [self.engine.version] * count
-      request.cached += count
-      assert request.cached == at + count - 1
-      if burst.routes_BNLA is not None:
-        request.routes.append(burst.routes_BNLA[b, :count])
+      count = self._on.take_in(request, burst, b)
       self.counters.row_steps += count
       self.counters.drawn_tokens += count
-      self._judge(request, bool(burst.stopped_B[b]), bool(burst.finite_B[b]))
+      self._judge(
+        request, count, bool(burst.stopped_B[b]), bool(burst.finite_B[b])
+      )
     self.counters.decode_s += time.perf_counter() - began
 
-  def _judge(self, request: Request, stopped: bool, finite: bool) -> None:
-    """Ends a request that is done."""
+  def _judge(
+    self, request: Request, count: int, stopped: bool, finite: bool
+  ) -> None:
+    """Reports `count` new tokens of a request and ends it if it is done."""
+    had = request.drawn - count
+    stopped |= self._stop_string(request)
+    if finite and request.on_tokens is not None and not request.cancelled:
+      new = request.ids[len(request.prompt) + had :]
+      try:
+        request.on_tokens(new, request.logprobs[had:], self.engine.version)
+      except Exception:
+        _log.exception('a caller failed to take its tokens')
     if not finite:
       self._decoding.remove(request)
-      self._release(request)
+      self._on.release(request)
       self._hand_over(
         request,
         None,
@@ -596,7 +519,7 @@ class Scheduler:
           kind='non_finite',
         ),
       )
-    elif self._stop_string(request) or stopped:
+    elif stopped:
       self._finish(request, 'stop')
     elif request.budget <= 0:
       wanted = request.params.max_tokens
@@ -627,57 +550,13 @@ class Scheduler:
     rows: list[Request] = []
     while ready:
       request = ready.pop(0)
-      tokens = request.cached + min(steps, request.budget)
-      need = self._pages_for(tokens) - len(request.path) - len(request.own)
-      pages = self.cache.take(need) if need > 0 else []
-      while pages is None and ready:
+      while not (fits := self._on.grow(request, steps)) and ready:
         self._preempt(ready.pop())
-        pages = self.cache.take(need)
-      if pages is None:
-        if self._prefilling:
-          self._preempt(max(self._prefilling, key=lambda r: r.order))
-          ready.insert(0, request)
-        else:
-          self._preempt(request)
-        continue
-      request.own += pages
-      rows.append(request)
+      if fits:
+        rows.append(request)
+      elif self._prefilling:
+        self._preempt(max(self._prefilling, key=lambda r: r.order))
+        ready.insert(0, request)
+      else:
+        self._preempt(request)
     return rows
-
-  def _batch(self, rows: list[Request]) -> Batch:
-    engine = self.engine
-    size = next(b for b in engine.batches if b >= len(rows))
-    tables = [r.table for r in rows]
-    longest = max(map(len, tables))
-    pages = next(p for p in engine.contexts if p >= longest)
-    table_BP = np.zeros((size, pages), np.int32)
-    length_B = np.zeros(size, np.int32)
-    token_B = np.zeros(size, np.int32)
-    index_B = np.zeros(size, np.int32)
-    budget_B = np.zeros(size, np.int32)
-    stop_BE = np.full((size, MAX_STOP_IDS), -1, np.int32)
-    temperature_B = np.ones(size, np.float32)
-    top_k_B = np.zeros(size, np.int32)
-    top_p_B = np.ones(size, np.float32)
-    min_p_B = np.zeros(size, np.float32)
-    seed_B2 = np.zeros((size, 2), np.uint32)
-    for b, (request, table) in enumerate(zip(rows, tables, strict=True)):
-      p = request.params
-      table_BP[b, : len(table)] = table
-      length_B[b] = request.cached
-      token_B[b] = request.ids[-1]
-      index_B[b] = request.drawn
-      budget_B[b] = request.budget
-      stop_BE[b, : len(p.stop_ids)] = p.stop_ids
-      temperature_B[b], top_k_B[b] = p.temperature, p.top_k
-      top_p_B[b], min_p_B[b] = p.top_p, p.min_p
-      seed_B2[b] = sampler.split_seed(p.seed)
-    return Batch(
-      table_BP,
-      length_B,
-      token_B,
-      index_B,
-      budget_B,
-      stop_BE,
-      sampler.Draws(temperature_B, top_k_B, top_p_B, min_p_B, seed_B2),
-    )
