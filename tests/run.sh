@@ -2,11 +2,14 @@
 # Sets up, then tests:  tests/run.sh [pytest arguments]
 #
 # Without arguments the whole default suite, two processes side by side. Slow
-# tests (minutes each) run with RUN_SLOW=1 or -m slow.
+# tests (minutes each) run with RUN_SLOW=1 or -m slow. Tests of a harness that
+# cannot be fetched are skipped and say so.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+slow=
+[ "${RUN_SLOW:-}" = 1 ] && slow='openclaw? qwen_code? opencode? mini_swe?'
 launch/setup.sh "train,harness,dev${CLAWJAX_EXTRAS:+,$CLAWJAX_EXTRAS}" \
-  bwrap pi ${CLAWJAX_TOOLS:-}
+  bwrap pi 'claude_code?' 'codex?' $slow ${CLAWJAX_TOOLS:-}
 venv=${CLAWJAX_VENV:-.venv}
 case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
 export PATH=$venv/bin:$PATH
