@@ -375,11 +375,12 @@ def _link(cell: bench.Cell, t: scores.Trial) -> str:
 def _differences(
   cells: Sequence[bench.Cell], baseline: Sequence[bench.Cell]
 ) -> str:
+  several = len({c.tasks for c in cells}) > 1
   rows = []
   for a, b, d in [*_against(cells, baseline), *pairs(cells)]:
     rows.append(
       [
-        page.escape(a.tasks),
+        *([page.escape(a.tasks)] if several else []),
         f'{page.escape(a.model)} \u00b7 {page.escape(a.harness)}',
         f'{page.escape(b.model)} \u00b7 {page.escape(b.harness)}',
         page.number(d.before),
@@ -391,22 +392,13 @@ def _differences(
     )
   if not rows:
     return ''
+  head = [
+    *(['tasks'] if several else []),
+    *('from', 'to', 'from', 'to', 'change', 'better / worse / equal', 'p'),
+  ]
   return page.section(
     'Differences',
-    page.table(
-      [
-        'tasks',
-        'from',
-        'to',
-        'from',
-        'to',
-        'change',
-        'better / worse / equal',
-        'p',
-      ],
-      rows,
-      text_columns=(0, 1, 2),
-    ),
+    page.table(head, rows, text_columns=range(2 + several)),
     lead='Paired by task, over the tasks that both sides scored.',
   )
 
