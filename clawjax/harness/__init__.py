@@ -18,10 +18,11 @@ NAMES = (
   'qwen_code',
   'opencode',
   'mini_swe',
+  'agent_loop',
 )
 
 
-def load(name: str, **options: Any) -> Harness:
+def load(name: str, /, **options: Any) -> Harness:
   """A harness by name.
 
   Args:

@@ -10,8 +10,8 @@ from clawjax.sandbox import base
 
 
 @pytest.fixture
-async def box(bwrap, socket_dir):
-  sandbox = await bwrap.create(base.SandboxSpec(socket_dir=socket_dir))
+async def box(backend, socket_dir):
+  sandbox = await backend.create(base.SandboxSpec(socket_dir=socket_dir))
   yield sandbox
   await sandbox.destroy()
 
@@ -30,20 +30,21 @@ async def test_host_files_are_not_there(box, tmp_path):
     assert result.returncode != 0, path
 
 
-async def test_another_workspace_is_not_there(bwrap, box):
-  other = await bwrap.create(base.SandboxSpec())
+async def test_another_workspace_is_not_there(backend, box):
+  other = await backend.create(base.SandboxSpec())
   await other.write('secret', b'secret')
-  host = str(bwrap.root)
-  result = await sh(box, f'ls {host} /proc/1/root{host} {other.folder}')
-  assert result.stdout == b''
+  await other.exec(['true'])
+  if root := getattr(backend, 'root', None):
+    result = await sh(box, f'ls {root} /proc/1/root{root}')
+    assert result.stdout == b''
   result = await sh(box, 'grep -rs secret /workspace /home /tmp /run; true')
   assert result.stdout == b''
   await other.destroy()
 
 
-async def test_trainers_environment_is_not_there(bwrap, monkeypatch):
+async def test_trainers_environment_is_not_there(backend, monkeypatch):
   monkeypatch.setenv('TRAINER_TOKEN', 'hunter2')
-  box = await bwrap.create(base.SandboxSpec())
+  box = await backend.create(base.SandboxSpec())
   result = await sh(box, 'env; cat /proc/*/environ /proc/*/cmdline')
   assert b'hunter2' not in result.stdout
   assert b'PATH=' in result.stdout
@@ -58,7 +59,7 @@ async def test_no_capability_no_new_privileges(box):
   for name in ('CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb'):
     assert int(lines[name], 16) == 0, name
   assert lines['NoNewPrivs'] == '1'
-  if box.uid is not None:
+  if getattr(box, 'uid', None) is not None:
     assert box.uid != 0
 
 
@@ -163,8 +164,11 @@ async def test_writes_do_not_follow_links(box, tmp_path):
   folder.mkdir()
   await sh(box, f'ln -s {target} a; ln -s {folder} b')
   await box.write('a', b'new')
-  with pytest.raises(SandboxError):
+  try:
     await box.write('b/c', b'new')
+    await box.read('a')
+  except SandboxError:
+    pass  # refused; a container may instead keep it inside itself
   assert target.read_text() == 'untouched' and not list(folder.iterdir())
   assert await box.read('a') == b'new'
 

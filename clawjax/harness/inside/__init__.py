@@ -1,0 +1,1 @@
+"""Programs that run inside a sandbox; they import nothing of clawjax."""

@@ -1,0 +1,114 @@
+"""Harnesses as data: holes, options, a user's own harness, our agent loop."""
+
+import json
+
+import pytest
+
+from clawjax import harness
+from clawjax.errors import HarnessError
+from clawjax.harness import install, template
+from tests.harness.conftest import call, make_task
+
+TOY = """
+import json, subprocess, sys, urllib.request
+messages = [{'role': 'user', 'content': sys.argv[2]}]
+for _ in range(9):
+  body = json.dumps({'model': 'policy', 'messages': messages, 'tools': [
+    {'type': 'function', 'function': {'name': 'sh', 'parameters': {
+      'type': 'object', 'properties': {'line': {'type': 'string'}}}}}]})
+  request = urllib.request.Request(
+    sys.argv[1] + '/v1/chat/completions', body.encode(),
+    {'Content-Type': 'application/json'})
+  answer = json.load(urllib.request.urlopen(request))['choices'][0]['message']
+  messages.append(answer)
+  if not answer.get('tool_calls'):
+    break
+  for c in answer['tool_calls']:
+    line = json.loads(c['function']['arguments'])['line']
+    out = subprocess.run(line, shell=True, capture_output=True, text=True)
+    messages.append({'role': 'tool', 'tool_call_id': c['id'],
+                     'content': out.stdout})
+"""
+
+
+def test_holes_are_filled_once():
+  holes = {'prompt': '{model} {"a": 1}', 'model': 'm'}
+  assert template._fill('{prompt}|{model}|{other}|{', holes) == (
+    '{model} {"a": 1}|m|{other}|{'
+  )
+
+
+@pytest.mark.parametrize(
+  'name, options, wanted',
+  [
+    ('nothing', {}, 'unknown harness'),
+    ('pi', {'colour': 'red'}, 'colour'),
+    ('pi', {'dialect': 'smoke'}, 'dialect'),
+    ('codex', {'variant': 'bare'}, 'trimmed'),
+    ('template', {'name': 'x', 'dialect': 'chat', 'argv': ()}, 'argv'),
+    ('template', {'name': 'x', 'dialect': 'chat', 'argv': ('a',)}, 'version'),
+  ],
+)
+def test_mistakes_are_named(name, options, wanted):
+  with pytest.raises(HarnessError, match=wanted):
+    harness.load(name, **options)
+
+
+def test_every_pin_names_one_version_and_no_host():
+  for folder in sorted(install.PINS.iterdir()):
+    if not folder.is_dir():
+      continue
+    package = install.package(folder.name)
+    assert package.version[0].isdigit()
+    for file in folder.iterdir():
+      text = file.read_text()
+      assert 'resolved' not in text and '://registry' not in text, file
+    if package.kind == 'npm':
+      lock = json.loads((folder / 'package-lock.json').read_text())
+      entries = [v for k, v in lock['packages'].items() if k]
+      assert all('integrity' in e for e in entries if not e.get('inBundle'))
+
+
+async def test_a_users_own_harness(roll, tmp_path):
+  program = tmp_path / 'toy'
+  program.mkdir()
+  (program / 'toy.py').write_text(TOY)
+  for folder in (program, *list(program.parents)[:3]):
+    if folder.owner() == 'root' and str(folder).startswith('/tmp/'):
+      folder.chmod(folder.stat().st_mode | 0o055)
+  toy = harness.load(
+    'template',
+    name='toy',
+    dialect='chat',
+    argv=('python3', '/opt/toy/toy.py', '{base_url}', '{prompt}'),
+    readonly=((str(program), '/opt/toy'),),
+    fixed_version='0.1',
+  )
+  rollout = await roll(toy, [call('sh', line='printf hi > out.txt'), 'Done.'])
+  assert (rollout.outcome, rollout.reward) == ('ok', 1.0), rollout.reason
+  assert (rollout.harness, rollout.harness_version) == ('toy', '0.1')
+  assert len(rollout.calls) == 2
+
+
+async def test_agent_loop(roll):
+  steps = [
+    call('list'),
+    call('write', path='out.txt', content='ho'),
+    call('edit', path='out.txt', old='ho', new='hx'),
+    call('read', path='out.txt'),
+    call('search', query='hx'),
+    call('python', code='open("out.txt", "w").write("hi")'),
+    call('bash', command='cat out.txt'),
+    call('nonsense'),
+    'First done.',
+    'All done.',
+  ]
+  task = make_task('Write hi into out.txt.', 'Anything else?')
+  rollout = await roll(harness.load('agent_loop'), steps, task)
+  assert (rollout.outcome, rollout.reward) == ('ok', 1.0), rollout.reason
+  assert len(rollout.calls) == len(steps)
+  printed = rollout.extra['printed'].splitlines()
+  assert printed[0] == 'list: data/'
+  assert 'search: ./out.txt:1: hx' in printed
+  assert 'bash: hi' in printed
+  assert any(p.startswith('nonsense: error') for p in printed)

@@ -1,0 +1,167 @@
+"""What every backend must do: files, commands, limits, the end."""
+
+import asyncio
+import time
+
+import pytest
+
+from clawjax.errors import SandboxError
+from clawjax.sandbox import base, watch
+
+MIB = base.MIB
+
+
+@pytest.fixture
+async def box(backend):
+  sandbox = await backend.create(
+    base.SandboxSpec(
+      memory_bytes=192 * MIB,
+      processes=40,
+      workspace_bytes=16 * MIB,
+      tmp_bytes=8 * MIB,
+      file_bytes=12 * MIB,
+      output_bytes=100_000,
+      env={'FROM_SPEC': 'yes'},
+    )
+  )
+  yield sandbox
+  await sandbox.destroy()
+
+
+async def sh(box, script, **options):
+  return await box.exec(['sh', '-c', script], **options)
+
+
+async def test_files_live_as_long_as_the_sandbox(box):
+  await box.write('a/b c.txt', b'one')
+  result = await sh(box, 'cat "a/b c.txt"; printf two > made.txt; exit 3')
+  assert (result.stdout, result.returncode) == (b'one', 3)
+  assert await box.read('made.txt') == b'two'
+  assert await box.read('/workspace/a/b c.txt', max_bytes=2) == b'on'
+  assert (await sh(box, 'cat made.txt')).stdout == b'two'
+  assert await box.export() == {'a/b c.txt': b'one', 'made.txt': b'two'}
+
+
+async def test_environment_home_and_stdin(box):
+  result = await sh(
+    box,
+    'pwd; echo $HOME $FROM_SPEC $MORE; cat; touch $HOME/x && id -u',
+    env={'MORE': 'more'},
+    stdin=b'given',
+  )
+  assert result.stdout == (b'/workspace\n/home/agent yes more\ngiven1000\n')
+
+
+async def test_snapshot_tells_changes(box):
+  await box.write('same', b'1')
+  await box.write('changed', b'1')
+  await box.write('gone', b'1')
+  before = await box.snapshot()
+  await sh(box, 'echo 2 > changed; rm gone; mkdir d; ln -s /etc/passwd l')
+  after = await box.snapshot()
+  assert base.changed(before, after) == {
+    'changed': 'modified',
+    'gone': 'removed',
+    'd': 'added',
+    'l': 'added',
+  }
+  assert after['l'].kind == 'link' and after['l'].digest == '/etc/passwd'
+
+
+async def test_time_limit_kills_what_ignores_sigterm(box, backend):
+  script = "trap '' TERM INT HUP; (setsid sleep 1000 &) ; sleep 1000"
+  start = time.monotonic()
+  result = await sh(box, script, timeout_s=0.6)
+  assert result.timed_out and result.returncode == 137
+  assert time.monotonic() - start < 5
+  if getattr(box, 'uid', None) is not None:
+    assert watch.of_uid(box.uid) == []
+
+
+async def test_nothing_survives_a_command(box):
+  await sh(box, '(setsid sleep 1000 >/dev/null 2>&1 &)')
+  result = await sh(box, 'ps ax -o comm= 2>/dev/null || ls /proc')
+  assert b'sleep' not in result.stdout
+
+
+async def test_cancel_kills(box):
+  job = asyncio.ensure_future(sh(box, 'sleep 1000', timeout_s=500))
+  await asyncio.sleep(0.5)
+  job.cancel()
+  with pytest.raises(asyncio.CancelledError):
+    await job
+  if getattr(box, 'uid', None) is not None:
+    assert watch.of_uid(box.uid) == []
+  assert (await sh(box, 'echo on')).stdout == b'on\n'
+
+
+async def test_output_is_capped_and_logged(box, tmp_path):
+  log = tmp_path / 'log'
+  result = await sh(
+    box, 'head -c 50000000 /dev/zero; echo end >&2', log_path=log
+  )
+  assert result.truncated and len(result.stdout) == 100_000
+  assert result.stderr == b'end\n'
+  assert log.stat().st_size == 100_004
+
+
+async def test_memory_bomb(box):
+  result = await box.exec(
+    ['python3', '-c', 'x = [bytearray(10**7) for _ in range(60)]'],
+    timeout_s=30,
+  )
+  assert result.returncode != 0 and result.out_of_memory
+  assert (await sh(box, 'echo on')).stdout == b'on\n'
+
+
+async def test_fork_bomb(box):
+  script = 'import os, time\nwhile True:\n  os.fork()'
+  start = time.monotonic()
+  result = await box.exec(['python3', '-c', script], timeout_s=10)
+  assert result.returncode != 0 and time.monotonic() - start < 12
+  assert (await sh(box, 'echo on')).stdout == b'on\n'
+
+
+async def test_disk_bombs(box, backend):
+  for folder, size in (
+    ('/tmp', 8),
+    ('/run', 4),
+    ('/dev/shm', 16),
+    *(
+      [('/workspace', 16), ('/home/agent', 16)]
+      if getattr(backend, 'use_quota', True)
+      else []
+    ),
+  ):
+    script = (
+      'i=0; while [ $i -lt 40 ] && head -c 1048576 /dev/zero > '
+      f'{folder}/f$i; do i=$((i+1)); done; echo $i; rm -f {folder}/f*'
+    )
+    result = await sh(box, script)
+    assert int(result.stdout) <= size, folder
+  for folder in ('/', '/etc', '/dev', '/usr', '/opt', '/proc', '/home'):
+    result = await sh(box, f'touch {folder}/x 2>/dev/null && echo written')
+    assert result.stdout == b'', folder
+
+
+async def test_file_size(box):
+  result = await sh(box, 'head -c 13000000 /dev/zero > big; stat -c %s big')
+  assert int(result.stdout) <= 12 * MIB
+
+
+async def test_missing_program(box):
+  result = await box.exec(['no-such-program'])
+  assert result.returncode in (126, 127)
+  assert b'no-such-program' in result.stderr
+
+
+async def test_destroyed_means_gone(backend):
+  box = await backend.create(base.SandboxSpec())
+  job = asyncio.ensure_future(box.exec(['sleep', '1000'], timeout_s=999))
+  await asyncio.sleep(0.3)
+  await box.destroy()
+  await box.destroy()
+  await asyncio.gather(job, return_exceptions=True)
+  assert not backend.live
+  with pytest.raises(SandboxError, match='destroyed'):
+    await box.exec(['true'])
