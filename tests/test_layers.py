@@ -203,7 +203,7 @@ assert threading.active_count() == 1, threading.enumerate()
     env={'PYTHONPATH': str(ROOT), 'PATH': '/usr/bin:/bin', 'HOME': '/nowhere'},
     capture_output=True,
     text=True,
-    timeout=120,
+    timeout=300,
   )
   assert done.returncode == 0, done.stderr
   assert done.stdout == done.stderr == ''

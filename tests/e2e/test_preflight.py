@@ -43,7 +43,7 @@ def quickstart(run_dir, *, wrapper=(), **env):
     env={**os.environ, 'JAX_PLATFORMS': 'cpu', **env},
     capture_output=True,
     text=True,
-    timeout=300,
+    timeout=600,
   )
   return done.returncode, done.stderr.splitlines()
 
@@ -126,7 +126,7 @@ def test_a_taken_port_stops_the_proxy_with_one_line(tmp_path):
       cwd=ROOT,
       capture_output=True,
       text=True,
-      timeout=120,
+      timeout=600,
     )
   assert done.returncode not in (0, 1)
   assert 'Traceback' not in done.stderr

@@ -41,7 +41,7 @@ def test_cells_run_in_order_from_a_folder_below_the_checkout(tmp_path):
     cwd=below,
     capture_output=True,
     text=True,
-    timeout=60,
+    timeout=300,
   )
   assert done.returncode == 0, done.stderr
   lines = done.stdout.splitlines()

@@ -30,7 +30,7 @@ case "$1 $2" in
   '-c import sys; print("%d.%d"'*) echo {version} ;;
   '-c import ensurepip, venv') [[ $has = *venv* ]] ;;
   '-m venv')
-    [ "$VENV" = slow ] && {{ mkdir -p "$3/bin"; sleep 30; }}
+    [ "$VENV" = slow ] && {{ mkdir -p "$3/bin"; sleep 300; }}
     mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
   '-m pip')
     [[ $has = *pip* ]] || exit 1
@@ -39,7 +39,7 @@ case "$1 $2" in
     case $PIP in
       full) echo 'OSError: [Errno 28] No space left on device' ; exit 1 ;;
       broken) echo 'no such package' ; exit 1 ;;
-      slow) sleep 30 ;;
+      slow) sleep 300 ;;
     esac ;;
   -c*) exit 0 ;;
   -V*) echo Python {version} ;;
@@ -87,7 +87,7 @@ class Machine:
 
   def setup(self, *arguments, **env) -> tuple[int, str]:
     process = self.start(*arguments, **env)
-    _, text = process.communicate(timeout=60)
+    _, text = process.communicate(timeout=300)
     return process.returncode, text
 
   def pip(self) -> list[str]:
@@ -169,7 +169,7 @@ def test_extras_of_the_two_commands_add_up(machine):
 def test_an_interrupted_set_up_starts_over(machine, stage):
   machine.python('3.12')
   process = machine.start(**stage)
-  deadline = time.monotonic() + 30
+  deadline = time.monotonic() + 120
   while not (
     machine.pip() if 'PIP' in stage else (machine.root / '.venv/bin').exists()
   ):
@@ -190,7 +190,7 @@ def test_an_interrupted_upgrade_starts_over(machine):
   machine.python('3.12')
   machine.setup('train')
   process = machine.start('train,dev', PIP='slow')
-  deadline = time.monotonic() + 30
+  deadline = time.monotonic() + 120
   while len(machine.pip()) < 2:
     assert time.monotonic() < deadline
     time.sleep(0.02)
@@ -251,6 +251,6 @@ def test_without_venv_and_pip_one_line_names_the_package(machine):
 def test_two_at_once_wait_for_each_other(machine):
   machine.python('3.12')
   both = [machine.start() for _ in range(2)]
-  texts = [p.communicate(timeout=60)[1] for p in both]
+  texts = [p.communicate(timeout=300)[1] for p in both]
   assert [p.returncode for p in both] == [0, 0]
   assert len(machine.pip()) == 1, texts

@@ -237,7 +237,7 @@ def test_ctrl_c_is_one_line(tmp_path):
   ) as process:
     assert process.stdout.readline() == 'ready\n'
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
   assert process.returncode == 130
   assert err == (
     'clawjax: stopped; the same command goes on from the last finished step\n'
@@ -251,7 +251,7 @@ def test_without_the_package_one_line_says_how_to_set_up(tmp_path):
     env={},
     capture_output=True,
     text=True,
-    timeout=60,
+    timeout=300,
   )
   assert done.returncode == 1
   assert len(done.stderr.splitlines()) == 1
