@@ -10,19 +10,23 @@ All ways in `run` give the same numbers (tested); they differ in speed:
   loop    the same, one expert after the other: no big transposes on CPU.
   gather  the weights of each token's experts are gathered: best when tokens
           are few (decode at batch 1).
-  block   tokens sorted by expert, each expert's share padded to whole blocks,
+  block   pairs sorted by expert, each expert's share padded to whole blocks,
           one batched matmul over blocks: FLOPs near the ideal A / X.
-  ragged  `jax.lax.ragged_dot` over sorted tokens: the accelerator's path.
+  ragged  `jax.lax.ragged_dot` over sorted pairs: the accelerator's path.
+`run_sharded` does the same on a mesh, with the experts spread over it.
 
-Axes: N tokens, D width, X experts, A experts per token, F expert width.
+Axes: N tokens, D width, X experts, A experts per token, F expert width,
+M = N A pairs of a token and one of its experts, R rows received from elsewhere,
+P blocks of S slots.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 NOT_REPLAYED = -1
 
@@ -39,6 +43,18 @@ class Routing(NamedTuple):
   expert_NA: jax.Array
   gate_NA: jax.Array
   prob_NX: jax.Array
+
+
+class Weights(NamedTuple):
+  """Weights of the experts of one layer, in the compute dtype.
+
+  Attributes:
+    gate_XDF, up_XDF, down_XFD: the three matrices of a SwiGLU.
+  """
+
+  gate_XDF: jax.Array
+  up_XDF: jax.Array
+  down_XFD: jax.Array
 
 
 def route(
@@ -78,28 +94,48 @@ def route(
 
 
 def run(
-  x_ND: jax.Array,
-  gate_XDF: jax.Array,
-  up_XDF: jax.Array,
-  down_XFD: jax.Array,
-  routing: Routing,
-  *,
-  impl: str = 'auto',
+  x_ND: jax.Array, weights: Weights, routing: Routing, *, impl: str = 'auto'
 ) -> jax.Array:
   """Sum over a token's experts of gate * down(silu(gate_proj x) * up x).
 
   Args:
     x_ND: inputs in the compute dtype.
-    gate_XDF, up_XDF, down_XFD: expert weights in the compute dtype.
+    weights: of all experts.
     routing: see `route`.
     impl: one of the ways above; 'auto' picks by platform and sizes.
 
   Returns:
     [N, D] in the dtype of `x_ND`.
   """
+  expert_NA, gate_NA, _ = routing
+  experts = weights.gate_XDF.shape[0]
   if impl == 'auto':
-    impl = choose(x_ND.shape[0], gate_XDF.shape[0], routing.expert_NA.shape[1])
-  return _IMPLS[impl](x_ND, gate_XDF, up_XDF, down_XFD, routing)
+    impl = choose(x_ND.shape[0], experts, expert_NA.shape[1])
+  gate_NA = gate_NA.astype(x_ND.dtype)
+  if impl in ('block', 'ragged'):
+    grouped = _block if impl == 'block' else _ragged
+    out_NAD = grouped(x_ND, weights, expert_NA)
+    return jnp.einsum('nad,na->nd', out_NAD, gate_NA)
+  if impl == 'gather':
+    picked = Weights(*(w[expert_NA] for w in weights))
+    hidden = jax.nn.silu(jnp.einsum('nd,nadf->naf', x_ND, picked.gate_XDF))
+    hidden *= jnp.einsum('nd,nadf->naf', x_ND, picked.up_XDF)
+    hidden *= gate_NA[:, :, None]
+    return jnp.einsum('naf,nafd->nd', hidden, picked.down_XFD)
+  hot_NAX = jax.nn.one_hot(expert_NA, experts, dtype=x_ND.dtype)
+  share_NX = jnp.einsum('nax,na->nx', hot_NAX, gate_NA)
+  if impl == 'dense':
+    hidden_NXF = jax.nn.silu(jnp.einsum('nd,xdf->nxf', x_ND, weights.gate_XDF))
+    hidden_NXF *= jnp.einsum('nd,xdf->nxf', x_ND, weights.up_XDF)
+    hidden_NXF *= share_NX[:, :, None]
+    return jnp.einsum('nxf,xfd->nd', hidden_NXF, weights.down_XFD)
+  assert impl == 'loop', impl
+  out_ND = jnp.zeros_like(x_ND)
+  for i in range(experts):
+    gate_DF, up_DF, down_FD = (w[i] for w in weights)
+    hidden_NF = jax.nn.silu(x_ND @ gate_DF) * (x_ND @ up_DF)
+    out_ND += (hidden_NF * share_NX[:, i : i + 1]) @ down_FD
+  return out_ND
 
 
 def choose(tokens: int, experts: int, experts_per_token: int) -> str:
@@ -119,55 +155,33 @@ def choose(tokens: int, experts: int, experts_per_token: int) -> str:
   return 'block'
 
 
-def _weights_NX(routing: Routing, experts: int, dtype) -> jax.Array:
-  hot_NAX = jax.nn.one_hot(routing.expert_NA, experts, dtype=jnp.float32)
-  return jnp.einsum('nax,na->nx', hot_NAX, routing.gate_NA).astype(dtype)
+# ---- pairs grouped by expert -----------------------------------------------
 
 
-def _dense(x_ND, gate_XDF, up_XDF, down_XFD, routing):
-  weight_NX = _weights_NX(routing, gate_XDF.shape[0], x_ND.dtype)
-  hidden_NXF = jax.nn.silu(jnp.einsum('nd,xdf->nxf', x_ND, gate_XDF))
-  hidden_NXF *= jnp.einsum('nd,xdf->nxf', x_ND, up_XDF)
-  hidden_NXF *= weight_NX[:, :, None]
-  return jnp.einsum('nxf,xfd->nd', hidden_NXF, down_XFD)
-
-
-def _loop(x_ND, gate_XDF, up_XDF, down_XFD, routing):
-  weight_NX = _weights_NX(routing, gate_XDF.shape[0], x_ND.dtype)
-  out_ND = jnp.zeros_like(x_ND)
-  for i in range(gate_XDF.shape[0]):
-    hidden_NF = jax.nn.silu(x_ND @ gate_XDF[i]) * (x_ND @ up_XDF[i])
-    out_ND += (hidden_NF * weight_NX[:, i : i + 1]) @ down_XFD[i]
-  return out_ND
-
-
-def _gather(x_ND, gate_XDF, up_XDF, down_XFD, routing):
-  pick = routing.expert_NA
-  hidden_NAF = jax.nn.silu(jnp.einsum('nd,nadf->naf', x_ND, gate_XDF[pick]))
-  hidden_NAF *= jnp.einsum('nd,nadf->naf', x_ND, up_XDF[pick])
-  hidden_NAF *= routing.gate_NA[:, :, None].astype(x_ND.dtype)
-  return jnp.einsum('naf,nafd->nd', hidden_NAF, down_XFD[pick])
-
-
-def _ragged(x_ND, gate_XDF, up_XDF, down_XFD, routing):
-  n, a = routing.expert_NA.shape
-  flat_M = routing.expert_NA.reshape(-1)
+def _ragged(x_ND, weights, expert_NA):
+  """Outputs of every pair; an expert id of X means none, and gives zeros."""
+  n, a = expert_NA.shape
+  experts = weights.gate_XDF.shape[0]
+  flat_M = expert_NA.reshape(-1)
   order_M = jnp.argsort(flat_M, stable=True)
-  sizes_X = jnp.bincount(flat_M, length=gate_XDF.shape[0]).astype(jnp.int32)
-  sorted_MD = x_ND[order_M // a]
-  hidden_MF = jax.nn.silu(jax.lax.ragged_dot(sorted_MD, gate_XDF, sizes_X))
-  hidden_MF *= jax.lax.ragged_dot(sorted_MD, up_XDF, sizes_X)
-  out_MD = jax.lax.ragged_dot(hidden_MF, down_XFD, sizes_X)
-  back_M = jnp.argsort(order_M)
-  out_NAD = out_MD[back_M].reshape(n, a, -1)
-  return jnp.einsum('nad,na->nd', out_NAD, routing.gate_NA.astype(x_ND.dtype))
+  place_M = _inverse(order_M)
+  sizes_X = jnp.bincount(flat_M, length=experts).astype(jnp.int32)
+  x_MD = _spread(x_ND, place_M.reshape(n, a), order_M)
+  hidden_MF = jax.nn.silu(jax.lax.ragged_dot(x_MD, weights.gate_XDF, sizes_X))
+  hidden_MF *= jax.lax.ragged_dot(x_MD, weights.up_XDF, sizes_X)
+  out_MD = jax.lax.ragged_dot(hidden_MF, weights.down_XFD, sizes_X)
+  # Rows past the last group: a kernel may leave anything there.
+  used_M = jnp.arange(n * a) < sizes_X.sum()
+  out_MD = jnp.where(used_M[:, None], out_MD, 0)
+  return _collect(out_MD, place_M.reshape(n, a), order_M)
 
 
-def _block(x_ND, gate_XDF, up_XDF, down_XFD, routing):
-  n, a = routing.expert_NA.shape
-  experts = gate_XDF.shape[0]
+def _block(x_ND, weights, expert_NA):
+  """The same as `_ragged`, for a CPU."""
+  n, a = expert_NA.shape
+  experts = weights.gate_XDF.shape[0]
   size = _block_size(n * a, experts)
-  flat_M = routing.expert_NA.reshape(-1)
+  flat_M = expert_NA.reshape(-1)
   order_M = jnp.argsort(flat_M, stable=True)
   sizes_X = jnp.bincount(flat_M, length=experts)
   blocks_X = -(-sizes_X // size)
@@ -179,37 +193,43 @@ def _block(x_ND, gate_XDF, up_XDF, down_XFD, routing):
   sorted_M = flat_M[order_M]
   rank_M = jnp.arange(n * a) - (jnp.cumsum(sizes_X) - sizes_X)[sorted_M]
   slot_M = (ends_X - blocks_X)[sorted_M] * size + rank_M
+  slot_M = jnp.where(sorted_M < experts, slot_M, count * size)
   pair_S = jnp.full(count * size, n * a, jnp.int32).at[slot_M].set(order_M)
   slot_NA = jnp.zeros(n * a, jnp.int32).at[order_M].set(slot_M).reshape(n, a)
   x_PSD = _spread(x_ND, slot_NA, pair_S).reshape(count, size, -1)
-  hidden_PSF = jax.nn.silu(jnp.matmul(x_PSD, gate_XDF[expert_P]))
-  hidden_PSF *= jnp.matmul(x_PSD, up_XDF[expert_P])
-  out_PSD = jnp.matmul(hidden_PSF, down_XFD[expert_P])
-  out_NAD = _collect(out_PSD.reshape(count * size, -1), slot_NA, pair_S)
-  return jnp.einsum('nad,na->nd', out_NAD, routing.gate_NA.astype(x_ND.dtype))
+  hidden_PSF = jax.nn.silu(jnp.matmul(x_PSD, weights.gate_XDF[expert_P]))
+  hidden_PSF *= jnp.matmul(x_PSD, weights.up_XDF[expert_P])
+  out_PSD = jnp.matmul(hidden_PSF, weights.down_XFD[expert_P])
+  return _collect(out_PSD.reshape(count * size, -1), slot_NA, pair_S)
 
 
 def _block_size(pairs: int, experts: int) -> int:
-  """Rows of a block: about a quarter of an expert's mean share."""
-  for size in (128, 64, 32, 16):
-    if pairs >= 4 * size * experts:
+  """Rows of a block: about half of an expert's mean share, 16 to 128."""
+  for size in (128, 64, 32):
+    if pairs >= 2 * size * experts:
       return size
-  return 8
+  return 16
+
+
+def _inverse(order: jax.Array) -> jax.Array:
+  """The inverse of a permutation."""
+  places = jnp.arange(order.shape[0], dtype=order.dtype)
+  return jnp.zeros_like(order).at[order].set(places, unique_indices=True)
 
 
 # Moving tokens to slots and back. The transpose of a gather is a scatter-add,
-# which XLA:CPU runs one row at a time; but slots and pairs are one to one, so
-# each direction can be the other's transpose as a gather.
+# which XLA:CPU runs one row at a time (and a TPU sorts for); but slots and pairs
+# are one to one, so each direction can be the other's transpose as a gather.
 
 
 @jax.custom_vjp
 def _spread(x_ND, slot_NA, pair_S):
-  """Row of the pair in each slot; zeros in empty slots."""
+  """Row of the pair in each slot; zeros in empty slots (pair N A)."""
   return _rows(x_ND, pair_S // slot_NA.shape[1])
 
 
 def _spread_bwd(slot_NA, grad_SD):
-  return grad_SD[slot_NA].sum(1), None, None
+  return _rows(grad_SD, slot_NA).sum(1), None, None
 
 
 _spread.defvjp(
@@ -220,8 +240,8 @@ _spread.defvjp(
 
 @jax.custom_vjp
 def _collect(out_SD, slot_NA, pair_S):
-  """Result of each (token, expert) pair."""
-  return out_SD[slot_NA]
+  """Result of each (token, expert) pair; zeros where it has no slot."""
+  return _rows(out_SD, slot_NA)
 
 
 def _collect_bwd(pair_S, grad_NAD):
@@ -238,10 +258,121 @@ def _rows(x, index):
   return jnp.take(x, index, axis=0, mode='fill', fill_value=0)
 
 
-_IMPLS = {
-  'dense': _dense,
-  'loop': _loop,
-  'gather': _gather,
-  'ragged': _ragged,
-  'block': _block,
-}
+# ---- on a mesh -------------------------------------------------------------
+
+
+def run_sharded(
+  x_BTD: jax.Array,
+  weights: Weights,
+  routing: Routing,
+  sharding: Any,
+  *,
+  impl: str = 'auto',
+  exchange: str = 'auto',
+) -> jax.Array:
+  """`run` with tokens, experts and expert width spread over a mesh.
+
+  Each device holds X / P experts (P along the mesh's expert axis) and its own
+  tokens. A pair travels to the device of its expert and its result back. What
+  a device may receive is bounded only by the worst case (every token of the P
+  devices choosing its experts), because a smaller buffer would drop tokens.
+
+  Args:
+    x_BTD: inputs.
+    weights: global, X cut along 'expert', F along 'expert_mlp'.
+    routing: with leading [B, T] instead of N.
+    sharding: a `sharding.Sharding`.
+    impl: how a device runs its experts.
+    exchange: 'ragged' sends what there is (`ragged_all_to_all`: TPU and GPU);
+      'padded' sends whole buffers, and runs anywhere; 'auto' by platform.
+  """
+  ep, tensor = sharding.axes('expert'), sharding.axes('expert_mlp')
+  if exchange == 'auto':
+    exchange = 'padded' if jax.default_backend() == 'cpu' else 'ragged'
+  tokens = PartitionSpec(sharding.axes('batch'), sharding.axes('length'), None)
+  wide = PartitionSpec(ep, None, tensor)
+  high = PartitionSpec(ep, tensor, None)
+
+  def body(x_BTD, gate, up, down, expert_BTA, gate_BTA):
+    x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
+    picks = expert_BTA.shape[-1]
+    here = Weights(gate, up, down)
+    local = Routing(
+      expert_BTA.reshape(-1, picks),
+      gate_BTA.reshape(-1, picks),
+      jnp.zeros((0,)),
+    )
+    if ep:
+      y_ND = _exchanged(x_ND, here, local, ep, impl, exchange)
+    else:
+      y_ND = run(x_ND, here, local, impl=impl)
+    if tensor:
+      y_ND = jax.lax.psum(y_ND, tensor)
+    return y_ND.reshape(x_BTD.shape)
+
+  return jax.shard_map(
+    body,
+    mesh=sharding.mesh,
+    in_specs=(tokens, wide, wide, high, tokens, tokens),
+    out_specs=tokens,
+    check_vma=False,
+  )(x_BTD, *weights, routing.expert_NA, routing.gate_NA)
+
+
+def _exchanged(x_ND, weights, routing, axis, impl, exchange):
+  """Sends pairs to their experts' devices, runs them there, brings them back.
+
+  Every buffer has one region per peer, as long as the worst case, in which the
+  pairs lie sorted by expert; so the counts alone tell where each pair is.
+  """
+  n, a = routing.expert_NA.shape
+  width = x_ND.shape[1]
+  local = weights.gate_XDF.shape[0]
+  peers = jax.lax.axis_size(axis)
+  room = n * min(a, local)  # pairs that one peer can have for another
+  flat_M = routing.expert_NA.reshape(-1)
+  order_M = jnp.argsort(flat_M, stable=True)
+  counts_X = jnp.bincount(flat_M, length=peers * local).astype(jnp.int32)
+  # counts[s, x]: pairs of peer s for my x-th expert.
+  mine_X = jax.lax.all_to_all(
+    counts_X.reshape(peers, local), axis, 0, 0, tiled=True
+  )
+  sent = counts_X.reshape(peers, local).sum(1)
+  start = jnp.cumsum(sent) - sent
+  # My sorted pairs, region by region.
+  dest_M = flat_M[order_M] // local
+  slot_M = dest_M * room + jnp.arange(n * a) - start[dest_M]
+  pair_R = jnp.full(peers * room, n * a, jnp.int32).at[slot_M].set(order_M)
+  slot_NA = jnp.zeros(n * a, jnp.int32).at[order_M].set(slot_M).reshape(n, a)
+  out_RD = _spread(x_ND, slot_NA, pair_R)
+  got = mine_X.sum(1)
+  in_RD = _swap(out_RD, sent, got, axis, room, exchange)
+  # Which of my experts each received row is for; `local` where there is none.
+  rank = jnp.arange(room)
+  ends = jnp.cumsum(mine_X, axis=1)
+  expert_R = (rank[None, :, None] >= ends[:, None, :]).sum(-1).reshape(-1)
+  if impl == 'auto':
+    impl = choose(expert_R.shape[0], local, 1)
+  grouped = _ragged if impl == 'ragged' else _block
+  done_RD = grouped(in_RD, weights, expert_R[:, None])[:, 0]
+  back_RD = _swap(done_RD, got, sent, axis, room, exchange)
+  out_NAD = _collect(back_RD.reshape(-1, width), slot_NA, pair_R)
+  gate_NA = routing.gate_NA.astype(x_ND.dtype)
+  return jnp.einsum('nad,na->nd', out_NAD, gate_NA)
+
+
+def _swap(rows_RD, sent, got, axis, room, exchange):
+  """Region p of mine becomes region (me) of peer p's."""
+  if exchange == 'padded':
+    return jax.lax.all_to_all(rows_RD, axis, 0, 0, tiled=True)
+  regions = jnp.arange(sent.shape[0], dtype=jnp.int32) * room
+  me = jax.lax.axis_index(axis).astype(jnp.int32)
+  return jax.lax.ragged_all_to_all(
+    rows_RD,
+    jnp.zeros_like(rows_RD),
+    regions,
+    sent,
+    jnp.full_like(regions, me * room),
+    got,
+    axis_name=axis[0],
+  )

@@ -64,7 +64,6 @@ __all__ = [
 
 Params = dict[str, Any]
 Attend = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
-Constrain = Callable[[jax.Array, tuple[str | None, ...]], jax.Array]
 
 
 # ---- parameters ------------------------------------------------------------
@@ -222,7 +221,7 @@ def apply(
   attend: Attend | None = None,
   layer_states: Any = None,
   replay_routes: jax.Array | None = None,
-  constrain: Constrain | None = None,
+  sharding: Any = None,
 ) -> tuple[jax.Array, Any, jax.Array | None]:
   """Runs the decoder.
 
@@ -236,14 +235,15 @@ def apply(
       pytree of arrays with a leading L (scanned); None: each layer gets None.
     replay_routes: int [B, T, L, A], experts to use; a token whose entries of a
       layer are -1 is routed afresh there.
-    constrain: pins an activation to the mesh by its logical axes
-      (`sharding.Sharding.constrain`); None: nothing is pinned.
+    sharding: a `sharding.Sharding`: pins activations to its mesh and runs the
+      experts on it (`attend` must suit it, see `Sharding.attend`); None: one
+      device.
 
   Returns:
     (hidden_BTD after the final norm, new layer states in the form of
     `layer_states`, routes int32 [B, T, L, A] or None for a dense model).
   """
-  pin = constrain or (lambda x, axes: x)
+  pin = sharding.constrain if sharding else lambda x, axes: x
   attend = attend or causal_attend
   dtype = jnp.dtype(config.dtype)
   # mode='clip': ids are in range by construction; the default fills NaN.
@@ -261,7 +261,7 @@ def apply(
     with jax.named_scope('mlp'):
       h_BTD = rms_norm(x_BTD, layer['mlp_norm'], config.norm_eps)
       if config.experts:
-        y_BTD, routes_BTA = _moe(layer, config, h_BTD, replay_BTA, pin)
+        y_BTD, routes_BTA = _moe(layer, config, h_BTD, replay_BTA, sharding)
       else:
         y_BTD, routes_BTA = _mlp(layer, h_BTD, pin), None
       x_BTD = pin(x_BTD + y_BTD, ('batch', 'length', None))
@@ -327,7 +327,8 @@ def _attention(layer, config, x_BTD, cos_sin, attend, state, pin):
   q_BTHC = rope.rotate(q_BTHC, cos_sin)
   k_BTKC = rope.rotate(k_BTKC, cos_sin)
   out_BTHC, state = attend(state, q_BTHC, k_BTKC, v_BTKC)
-  out_BTHC = checkpoint_name(out_BTHC.astype(dtype), 'attention')
+  out_BTHC = pin(out_BTHC.astype(dtype), ('batch', 'length', 'heads', None))
+  out_BTHC = checkpoint_name(out_BTHC, 'attention')
   y_BTD = jnp.einsum('bthc,hcd->btd', out_BTHC, layer['o'].astype(dtype))
   if config.out_bias:
     y_BTD += layer['o_bias'].astype(dtype)
@@ -342,34 +343,34 @@ def _mlp(layer, x_BTD, pin):
   return hidden_BTF @ layer['down'].astype(dtype)
 
 
-def _moe(layer, config, x_BTD, replay_BTA, pin):
-  batch, length, width = x_BTD.shape
+def _moe(layer, config, x_BTD, replay_BTA, sharding):
   dtype = x_BTD.dtype
-  x_ND = x_BTD.reshape(-1, width)
-  logits_NX = jnp.dot(
-    x_ND.astype(jnp.float32),
+  logits_BTX = jnp.einsum(
+    'btd,dx->btx',
+    x_BTD.astype(jnp.float32),
     layer['router'].astype(jnp.float32),
     precision=jax.lax.Precision.HIGHEST,
   )
   routing = experts.route(
-    logits_NX,
+    logits_BTX,
     config.experts_per_token,
     norm_topk=config.norm_topk,
     bias_X=layer['router_bias'] if config.router_bias else None,
-    replay_NA=None
-    if replay_BTA is None
-    else replay_BTA.reshape(-1, config.experts_per_token),
+    replay_NA=replay_BTA,
   )
+  weights = experts.Weights(
+    *(layer[name].astype(dtype) for name in ('gate', 'up', 'down'))
+  )
+  if sharding is not None:
+    y_BTD = experts.run_sharded(
+      x_BTD, weights, routing, sharding, impl=config.expert_impl
+    )
+    return y_BTD, routing.expert_NA
+  flat = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), routing)
   y_ND = experts.run(
-    x_ND,
-    layer['gate'].astype(dtype),
-    layer['up'].astype(dtype),
-    layer['down'].astype(dtype),
-    routing,
-    impl=config.expert_impl,
+    x_BTD.reshape(-1, x_BTD.shape[-1]), weights, flat, impl=config.expert_impl
   )
-  routes_BTA = routing.expert_NA.reshape(batch, length, -1)
-  return y_ND.reshape(x_BTD.shape), routes_BTA
+  return y_ND.reshape(x_BTD.shape), routing.expert_NA
 
 
 def _remat(block, policy: str):
@@ -478,7 +479,7 @@ class Qwen3(nnx.Module):
     attend: Attend | None = None,
     layer_states: Any = None,
     replay_routes: jax.Array | None = None,
-    constrain: Constrain | None = None,
+    sharding: Any = None,
   ) -> tuple[jax.Array, Any, jax.Array | None]:
     """See `apply`."""
     return apply(
@@ -489,7 +490,7 @@ class Qwen3(nnx.Module):
       attend=attend,
       layer_states=layer_states,
       replay_routes=replay_routes,
-      constrain=constrain,
+      sharding=sharding,
     )
 
   def unembed(self) -> jax.Array:

@@ -55,7 +55,7 @@ def apply(
   attend: qwen3.Attend | None = None,
   layer_states: Any = None,
   replay_routes: jax.Array | None = None,
-  constrain: qwen3.Constrain | None = None,
+  sharding: Any = None,
 ) -> jax.Array:
   """Values, float32 [B, T]; arguments as in `qwen3.apply`."""
   hidden_BTD, _, _ = qwen3.apply(
@@ -66,7 +66,7 @@ def apply(
     attend=attend,
     layer_states=layer_states,
     replay_routes=replay_routes,
-    constrain=constrain,
+    sharding=sharding,
   )
   return read(params, hidden_BTD)
 

@@ -21,6 +21,10 @@ DENSE = SMALL.replace(
 )
 
 
+# Compiled as a whole: op by op, each test would compile a hundred programs.
+RUN = jax.jit(qwen3.apply, static_argnums=1, static_argnames='attend')
+
+
 @pytest.fixture(params=['moe', 'dense'])
 def config(request):
   return SMALL if request.param == 'moe' else DENSE
@@ -42,9 +46,9 @@ def _same_gradient(one, two):
 def test_a_later_token_changes_no_earlier_state(config):
   params = qwen3.init(config, jax.random.key(1))
   tokens, positions = _inputs()
-  one, _, _ = qwen3.apply(params, config, tokens, positions)
+  one, _, _ = RUN(params, config, tokens, positions)
   other = tokens.at[:, 6].set((tokens[:, 6] + 1) % 64)
-  two, _, _ = qwen3.apply(params, config, other, positions)
+  two, _, _ = RUN(params, config, other, positions)
   np.testing.assert_allclose(one[:, :6], two[:, :6], atol=1e-6)
   assert np.abs(one[:, 6:] - two[:, 6:]).max() > 1e-3
 
@@ -52,10 +56,10 @@ def test_a_later_token_changes_no_earlier_state(config):
 def test_only_differences_of_positions_matter(config):
   params = qwen3.init(config, jax.random.key(1))
   tokens, positions = _inputs()
-  one, _, _ = qwen3.apply(params, config, tokens, positions)
-  two, _, _ = qwen3.apply(params, config, tokens, positions + 100)
+  one, _, _ = RUN(params, config, tokens, positions)
+  two, _, _ = RUN(params, config, tokens, positions + 100)
   np.testing.assert_allclose(one, two, atol=2e-5)
-  three, _, _ = qwen3.apply(params, config, tokens, positions * 2)
+  three, _, _ = RUN(params, config, tokens, positions * 2)
   assert np.abs(one - three).max() > 1e-3
 
 
@@ -73,8 +77,9 @@ def test_scan_and_unroll_agree(config):
     )
     return (hidden**2 * jnp.arange(32)).mean(), routes
 
-  (a, routes_a), grad_a = jax.value_and_grad(loss, has_aux=True)(params)
-  (b, routes_b), grad_b = jax.value_and_grad(loss, has_aux=True)(stacked)
+  grad = jax.jit(jax.value_and_grad(loss, has_aux=True))
+  (a, routes_a), grad_a = grad(params)
+  (b, routes_b), grad_b = grad(stacked)
   np.testing.assert_allclose(a, b, rtol=1e-6)
   _same_gradient(grad_a, qwen3.unstack_layers(grad_b))
   if config.experts:
@@ -89,11 +94,11 @@ def test_states_pass_through_attend_in_both_forms():
 
   params = qwen3.init(DENSE, jax.random.key(1))
   tokens, positions = _inputs()
-  listed = qwen3.apply(
+  listed = RUN(
     params, DENSE, tokens, positions, attend=attend,
     layer_states=[jnp.float32(0), jnp.float32(10)],
   )[1]  # fmt: skip
-  stacked = qwen3.apply(
+  stacked = RUN(
     qwen3.stack_layers(params), DENSE, tokens, positions, attend=attend,
     layer_states=jnp.array([0.0, 10.0]),
   )[1]  # fmt: skip
@@ -109,8 +114,9 @@ def test_remat_changes_no_gradient(config, policy):
     hidden, _, _ = qwen3.apply(params, config, tokens, positions)
     return (hidden * jnp.arange(32)).mean()
 
-  plain = jax.grad(loss)(params, config)
-  remat = jax.grad(loss)(params, config.replace(remat=policy))
+  grad = jax.jit(jax.grad(loss), static_argnums=1)
+  plain = grad(params, config)
+  remat = grad(params, config.replace(remat=policy))
   _same_gradient(plain, remat)
 
 
@@ -127,12 +133,13 @@ def test_expert_paths_agree(impl, tokens):
   def loss(args, impl):
     x, gate, up, down, router = args
     routing = experts.route(x @ router, 2, norm_topk=True)
-    y = experts.run(x, gate, up, down, routing, impl=impl)
+    y = experts.run(x, experts.Weights(gate, up, down), routing, impl=impl)
     return (y * jnp.arange(16)).sum() / tokens, y
 
   args = (x, gate, up, down, router)
-  (_, want), want_grad = jax.value_and_grad(loss, has_aux=True)(args, 'dense')
-  (_, got), got_grad = jax.value_and_grad(loss, has_aux=True)(args, impl)
+  grad = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+  (_, want), want_grad = grad(args, 'dense')
+  (_, got), got_grad = grad(args, impl)
   np.testing.assert_allclose(got, want, atol=1e-5)
   for a, b in zip(got_grad, want_grad, strict=True):
     np.testing.assert_allclose(a, b, atol=2e-4)
@@ -152,7 +159,8 @@ def test_one_token_by_hand_through_its_two_experts():
   down = jnp.array([1.0, 2.0, 3.0])[:, None, None]
   silu = 1 / (1 + np.exp(-1))
   for impl in ('dense', 'loop', 'gather', 'block', 'ragged'):
-    y = experts.run(jnp.ones((1, 1)), one, one, down, routing, impl=impl)
+    weights = experts.Weights(one, one, down)
+    y = experts.run(jnp.ones((1, 1)), weights, routing, impl=impl)
     np.testing.assert_allclose(y, [[silu * (3 * 2 / 3 + 2 / 3)]], rtol=1e-6)
 
 
@@ -175,9 +183,9 @@ def test_replayed_routes_are_used_where_known():
 def test_replaying_own_routes_changes_nothing():
   params = qwen3.init(SMALL, jax.random.key(1))
   tokens, positions = _inputs()
-  one, _, routes = qwen3.apply(params, SMALL, tokens, positions)
+  one, _, routes = RUN(params, SMALL, tokens, positions)
   assert routes.shape == (2, 10, 2, 2) and routes.dtype == jnp.int32
-  two, _, again = qwen3.apply(
+  two, _, again = RUN(
     params, SMALL, tokens, positions, replay_routes=routes.astype(jnp.int16)
   )
   np.testing.assert_allclose(one, two, atol=1e-6)
@@ -188,8 +196,8 @@ def test_bfloat16_stays_near_float32(config):
   params = qwen3.init(config, jax.random.key(1))
   tokens, positions = _inputs()
   half = config.replace(dtype='bfloat16')
-  hidden, _, routes = qwen3.apply(params, config, tokens, positions)
-  low, _, _ = qwen3.apply(params, half, tokens, positions, replay_routes=routes)
+  hidden, _, routes = RUN(params, config, tokens, positions)
+  low, _, _ = RUN(params, half, tokens, positions, replay_routes=routes)
   assert low.dtype == jnp.bfloat16
   assert qwen3.logits(params, half, low).dtype == jnp.float32
   # Norm output has unit size: 2 layers of bf16 (8 bits) err by a few 1/256.
@@ -199,15 +207,17 @@ def test_bfloat16_stays_near_float32(config):
 def test_flax_module_is_the_functional_twin(config):
   model = qwen3.Qwen3(config, rngs=nnx.Rngs(0))
   tokens, positions = _inputs()
-  hidden, _, _ = model(tokens, positions)
-  want, _, _ = qwen3.apply(model.params(), config, tokens, positions)
+  hidden, _, _ = nnx.jit(lambda m, *x: m(*x))(model, tokens, positions)
+  want, _, _ = RUN(model.params(), config, tokens, positions)
   np.testing.assert_allclose(hidden, want, atol=1e-6)
   np.testing.assert_allclose(
     model.logits(hidden), hidden @ model.unembed(), atol=1e-5
   )
   leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
   assert sum(x.size for x in leaves) == config.total_params
-  grad = nnx.grad(lambda m: (m(tokens, positions)[0] ** 2).sum())(model)
+  grad = nnx.jit(nnx.grad(lambda m: (m(tokens, positions)[0] ** 2).sum()))(
+    model
+  )
   assert np.isfinite(np.asarray(grad['embed'][...])).all()
   fresh = qwen3.init(config, jax.random.key(9))
   model.update_params(fresh)
@@ -235,11 +245,12 @@ def test_value_model_starts_at_zero_and_learns():
   params = value.init(SMALL, jax.random.key(0))
   assert 'head' not in params['trunk']
   tokens, positions = _inputs()
-  values = value.apply(params, SMALL, tokens, positions)
+  run = jax.jit(value.apply, static_argnums=1)
+  values = run(params, SMALL, tokens, positions)
   assert values.shape == (2, 10) and values.dtype == jnp.float32
   assert np.abs(values).max() == 0
   grad = jax.grad(
-    lambda p: ((value.apply(p, SMALL, tokens, positions) - 1) ** 2).mean()
+    lambda p: ((run(p, SMALL, tokens, positions) - 1) ** 2).mean()
   )(params)
   # d/dbias mean((0 - 1)^2) = -2.
   np.testing.assert_allclose(grad['bias'], -2, rtol=1e-6)
