@@ -35,7 +35,7 @@ from clawjax.rollout import run as run_lib
 from clawjax.sandbox import base as sandbox_base
 from clawjax.serving.engine import Engine
 from clawjax.serving.scheduler import Scheduler
-from clawjax.tasks import synth
+from clawjax.tasks import synth, words
 from clawjax.train import expert, loop, progress, service, sft, step
 from clawjax.train import state as state_lib
 
@@ -158,11 +158,13 @@ class ExpertSection:
     trajectories: tasks that it plays.
     skill: 1 never errs; see `tasks.synth.expert`.
     seed: of its mistakes.
+    rename: deal the names in a trajectory out anew at each use.
   """
 
   trajectories: int = 1000
   skill: float = 1.0
   seed: int = 0
+  rename: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,13 +321,17 @@ def _supervise(
     state_lib.make_optimizer(experiment.optim),
     forward=experiment.forward,
   )
+  rename = None
+  if experiment.expert.rename:
+    rename = sft.Renaming(tokenizer, words.WORDS)
   state = sft.fit(
     learner,
     state_lib.init(params, learner.optimizer),
-    sft.grow(captured, config),
+    captured,
     config,
     run_dir=run_dir,
     display=display,
+    rename=rename,
   )
   with _serving(experiment, run_dir, tokenizer, state.params, model) as parts:
     loop_parts = _loop_parts(

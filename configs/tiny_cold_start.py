@@ -20,6 +20,7 @@ def get_config():
   c.thinking = 'off'
   c.export = 'runs/tiny_cold_start/model'
   c.model.path = 'random:tiny'
+  c.model.options = {'width': 128, 'heads': 4, 'kv_heads': 2}
   c.engine.window = 1024
   c.harnesses.pi.options = {
     'tools': ('bash',),
@@ -31,17 +32,18 @@ def get_config():
   c.rollout.max_tokens = 128
   c.rollout.time_limit_s = 60.0
   c.tasks.seed = 1
-  c.expert.trajectories = 3000
+  c.expert.trajectories = 1850
   c.expert.skill = 0.5
-  c.sft.steps = 900
-  c.sft.batch = 32
+  c.expert.rename = True
+  c.sft.steps = 1500
+  c.sft.batch = 40
   c.sft.pack.row_tokens = 2048
   c.sft.pack.row_buckets = (2048,)
   c.sft.pack.term_multiple = 1024
-  c.optim.learning_rate = 2e-3
+  c.optim.learning_rate = 3e-3
   c.optim.schedule = 'cosine'
   c.optim.warmup_steps = 50
-  c.optim.decay_steps = 900
+  c.optim.decay_steps = 1500
   c.optim.final_fraction = 0.05
   c.optim.weight_decay = 0.01
   c.loop.evaluate.tasks = 72

@@ -2,10 +2,17 @@
 
 import os
 import pathlib
+import tempfile
 
 import pytest
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+# Compiled programs are kept between tests, processes and runs of the suite.
+os.environ.setdefault(
+  'JAX_COMPILATION_CACHE_DIR',
+  os.path.join(tempfile.gettempdir(), f'clawjax-test-cache-{os.getuid()}'),
+)
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.5')
 
 SHARED = pathlib.Path(__file__).resolve().parents[2] / 'shared'
 

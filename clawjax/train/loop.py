@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from clawjax import metrics as metrics_lib
@@ -141,20 +143,40 @@ def train(parts: Parts, config: LoopConfig) -> pathlib.Path:
   store = checkpoint.Checkpoints(
     parts.run_dir / 'checkpoints', keep=config.keep_checkpoints
   )
-  restored = store.restore(parts.state)
-  first, state = 1, parts.state
-  if restored is not None:
-    done, state, _ = restored
-    first = done + 1
-    parts.scheduler.load_params(state.params, done)
-    parts.display.say(f'resumed after step {done}')
-  writer = metrics_lib.Writer(
-    parts.run_dir, resume_step=None if restored is None else first - 1
-  )
-  step_s: list[float] = []
-  if restored is None:
-    writer.write(0, evaluate(parts, config, 'before', 0))
+  with contextlib.closing(store):
+    restored = store.restore(parts.state)
+    # A copy: the update takes over the buffers of the state it is given.
+    first, state = 1, jax.tree.map(jnp.copy, parts.state)
+    if restored is not None:
+      done, state, _ = restored
+      first = done + 1
+      parts.scheduler.load_params(state.params, done)
+      parts.display.say(f'resumed after step {done}')
+    writer = metrics_lib.Writer(
+      parts.run_dir, resume_step=None if restored is None else first - 1
+    )
+    with contextlib.closing(writer):
+      if restored is None:
+        writer.write(0, evaluate(parts, config, 'before', 0))
+      state = _steps(parts, config, state, first, store, writer)
+      after = parts.run_dir / 'eval' / 'after.json'
+      if first <= config.steps or not after.exists():
+        writer.write(
+          config.steps, evaluate(parts, config, 'after', config.steps)
+        )
+  parts.state = state
+  return report.write_report(parts.run_dir)
 
+
+def _steps(
+  parts: Parts,
+  config: LoopConfig,
+  state: state_lib.TrainState,
+  first: int,
+  store: checkpoint.Checkpoints,
+  writer: metrics_lib.Writer,
+) -> state_lib.TrainState:
+  step_s: list[float] = []
   for step in range(first, config.steps + 1):
     clock = Clock()
     with clock('collect'):
@@ -174,13 +196,7 @@ def train(parts: Parts, config: LoopConfig) -> pathlib.Path:
     step_s.append(clock.total())
     left = float(np.mean(step_s)) * (config.steps - step)
     parts.display.say(_line(step, config.steps, numbers, clock.total(), left))
-
-  after = parts.run_dir / 'eval' / 'after.json'
-  if first <= config.steps or not after.exists():
-    writer.write(config.steps, evaluate(parts, config, 'after', config.steps))
-  writer.close()
-  store.close()
-  return report.write_report(parts.run_dir)
+  return state
 
 
 # ---- collect ---------------------------------------------------------------

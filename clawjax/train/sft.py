@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from clawjax import errors, types
 from clawjax import metrics as metrics_lib
 from clawjax import trie as trie_lib
-from clawjax import types
 from clawjax.harness import Harness
 from clawjax.losses import weights
 from clawjax.rollout.fleet import GroupRequest
@@ -103,29 +105,115 @@ def capture(
 def grow(
   rollouts: Sequence[types.Rollout], config: SftConfig
 ) -> list[trie_lib.Trie]:
-  """Tries of the trajectories that are good enough and have tokens."""
-  tries = []
-  for rollout in rollouts:
-    if not rollout.valid or (rollout.reward or 0.0) < config.min_reward:
-      continue
-    tree, _ = trie_lib.filter(trie_lib.build(rollout), config.filter)
-    if tree.trained:
-      tries.append(tree)
-  return tries
+  """Tries of rollouts, the dead and the auxiliary calls marked."""
+  return [
+    trie_lib.filter(trie_lib.build(r), config.filter)[0] for r in rollouts
+  ]
+
+
+def good(
+  rollouts: Sequence[types.Rollout], config: SftConfig
+) -> list[types.Rollout]:
+  """Trajectories that scored enough and have something to train.
+
+  Raises:
+    TaskError: there is none.
+  """
+  kept = [
+    r
+    for r in rollouts
+    if r.valid and (r.reward or 0.0) >= config.min_reward and r.calls
+  ]
+  if not kept:
+    raise errors.TaskError(
+      f'none of {len(rollouts)} trajectories can be trained on (wanted valid'
+      f' ones with a score of at least {config.min_reward})'
+    )
+  return kept
+
+
+def renamed(rollout: types.Rollout, new_id_V: np.ndarray) -> types.Rollout:
+  """The trajectory with other names: each id of its calls is looked up.
+
+  Args:
+    rollout: a captured trajectory.
+    new_id_V: int32 [V], the id that stands for each id; see `Renaming`.
+  """
+
+  def call(c: types.Call) -> types.Call:
+    sample = c.sample
+    if sample is not None:
+      sample = dataclasses.replace(sample, token_ids=new_id_V[sample.token_ids])
+    return dataclasses.replace(
+      c, prompt_ids=new_id_V[c.prompt_ids], sample=sample
+    )
+
+  return dataclasses.replace(
+    rollout, calls=tuple(call(c) for c in rollout.calls)
+  )
+
+
+# A word at the start of a line or a name, and after a blank.
+_FORMS = ('', ' ')
+
+
+class Renaming:
+  """Deals out words anew among themselves, in every form that they have.
+
+  A few thousand trajectories hold too few names to learn copying from: they can
+  be remembered instead. With the names dealt out anew each time a trajectory
+  is used, only copying helps.
+
+  Args:
+    tokenizer: turns words into ids.
+    words: names that may be exchanged for one another; those that are not a
+      single token in every form stay as they are.
+  """
+
+  def __init__(self, tokenizer: Any, words: Sequence[str]):
+    forms = [[tokenizer.encode(f + w) for f in _FORMS] for w in words]
+    single = [
+      [ids[0] for ids in word]
+      for word in forms
+      if all(len(ids) == 1 for ids in word)
+    ]
+    self._table = np.array(single, np.int32).reshape(-1, len(_FORMS))
+    self._vocab_size = tokenizer.vocab_size
+
+  def draw(self, rng: np.random.Generator) -> np.ndarray:
+    """int32 [V], a new id for each id."""
+    new_id = np.arange(self._vocab_size, dtype=np.int32)
+    dealt = self._table[rng.permutation(len(self._table))]
+    new_id[self._table.reshape(-1)] = dealt.reshape(-1)
+    return new_id
 
 
 def fit(
   learner: Learner,
   state: state_lib.TrainState,
-  tries: Sequence[trie_lib.Trie],
+  rollouts: Sequence[types.Rollout],
   config: SftConfig,
   *,
   run_dir: pathlib.Path,
   display: progress.Display,
+  rename: Renaming | None = None,
   on_save: Callable[[int, state_lib.TrainState], Any] = lambda step, s: None,
 ) -> state_lib.TrainState:
-  """Fits, resuming from the newest checkpoint of the run folder."""
+  """Fits, resuming from the newest checkpoint of the run folder.
+
+  Args:
+    learner: compiled functions.
+    state: where to start.
+    rollouts: captured trajectories.
+    config: see `SftConfig`.
+    run_dir: checkpoints and metrics go here.
+    display: for a person.
+    rename: gives the names of a trajectory out anew at each use.
+    on_save: told of each checkpoint.
+  """
+  rollouts = good(rollouts, config)
   store = checkpoint.Checkpoints(run_dir / 'checkpoints')
+  state = jax.tree.map(jnp.copy, state)  # the update takes over its buffers
   restored = store.restore(state)
   first = 1
   if restored is not None:
@@ -137,7 +225,7 @@ def fit(
   )
   start, tokens = time.monotonic(), 0
   for step in range(first, config.steps + 1):
-    batch = _batch(tries, config, step)
+    batch = _batch(rollouts, config, step, rename)
     state, numbers = learner.fit(state, batch)
     tokens += int(batch.stats['tokens'])
     if step % config.log_every == 0 or step == config.steps:
@@ -159,17 +247,24 @@ def fit(
 
 
 def _batch(
-  tries: Sequence[trie_lib.Trie], config: SftConfig, step: int
+  rollouts: Sequence[types.Rollout],
+  config: SftConfig,
+  step: int,
+  rename: Renaming | None,
 ) -> trie_lib.TreeBatch:
   """The trajectories of a step, in an order seeded epoch by epoch."""
-  total = len(tries)
+  total = len(rollouts)
   chosen = []
   for place in range((step - 1) * config.batch, step * config.batch):
     epoch, index = divmod(place, total)
     order = np.random.default_rng([config.seed, epoch]).permutation(total)
-    chosen.append(tries[order[index]])
+    rollout = rollouts[order[index]]
+    if rename is not None:
+      rng = np.random.default_rng([config.seed, 1, place])
+      rollout = renamed(rollout, rename.draw(rng))
+    chosen.append(rollout)
   batch = trie_lib.pack(
-    chosen, groups=['sft'] * len(chosen), config=config.pack
+    grow(chosen, config), groups=['sft'] * len(chosen), config=config.pack
   )
   return batch.replace(
     weight=weights.term_weights(

@@ -124,7 +124,7 @@ class Learner:
     )
     self._apply = jax.jit(
       functools.partial(state_lib.apply_gradients, optimizer=optimizer),
-      donate_argnums=(0, 1),
+      donate_argnums=0,
     )
 
   # ---- what a loop calls ---------------------------------------------------

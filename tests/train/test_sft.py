@@ -1,0 +1,94 @@
+"""Cold start: expert turns as a model writes them, consistent renaming."""
+
+import json
+
+import numpy as np
+import pytest
+
+from clawjax import errors, types
+from clawjax.chat import parsing, tokenizers
+from clawjax.tasks import words
+from clawjax.train import expert, sft
+
+TINY = tokenizers.load('tiny')
+
+
+def test_expert_turns_parse_back_to_themselves():
+  turn = types.Message(
+    'assistant',
+    content='First a look.',
+    calls=(types.ToolCall('bash', json.dumps({'command': 'cat "a b.txt"'})),),
+  )
+  text = expert.turn_text(turn)
+  assert text.endswith('<|im_end|>')
+  tool = types.Tool('bash', parameters={'type': 'object'})
+  parsed = parsing.parse_output(
+    text.removesuffix('<|im_end|>'), tools=(tool,), finish='stop'
+  )
+  assert parsed.content.strip() == 'First a look.'
+  [call] = parsed.calls
+  assert call.name == 'bash'
+  assert json.loads(call.arguments) == {'command': 'cat "a b.txt"'}
+
+
+async def test_expert_plays_its_turns_in_order_and_ends_each():
+  turns = [types.Message('assistant', content=t) for t in ('one', 'two')]
+  client = expert.ExpertClient(TINY, lambda session: turns, window=64)
+  prompt = np.arange(1, 5, dtype=np.int32)
+  for index, word in enumerate(('one', 'two')):
+    sample = await client.sample(
+      prompt, types.SamplingParams(), session_id='s', call_index=index
+    )
+    assert TINY.decode(sample.token_ids) == f'{word}<|im_end|>'
+    assert sample.token_ids[-1] == TINY.im_end
+    assert sample.policy_version == expert.EXPERT_VERSION
+  with pytest.raises(errors.EngineError, match='script has 2 turns'):
+    await client.sample(prompt, types.SamplingParams(), call_index=2)
+  with pytest.raises(errors.EngineError, match='no room'):
+    await client.sample(
+      np.zeros(63, np.int32), types.SamplingParams(), call_index=0
+    )
+
+
+def _captured(prompt, output):
+  sample = types.Sample(
+    np.array(TINY.encode(output), np.int32),
+    np.zeros(len(TINY.encode(output)), np.float32),
+    'stop',
+  )
+  call = types.Call('c0', 'r', 0, np.array(TINY.encode(prompt)), sample)
+  return types.Rollout('r', 't', 'pi', calls=(call,), reward=1.0)
+
+
+def test_renaming_is_consistent_and_touches_names_only():
+  a, b = words.WORDS[0], words.WORDS[1]
+  prompt = f'Copy {a}.txt to {b}.txt.\n{a} 12\n{b} 7\n'
+  output = f'cp {a}.txt {b}.txt'
+  rollout = _captured(prompt, output)
+  rng = np.random.default_rng(3)
+  renaming = sft.Renaming(TINY, words.WORDS)
+  changed = sft.renamed(rollout, renaming.draw(rng))
+  new_prompt = TINY.decode(changed.calls[0].prompt_ids)
+  new_output = TINY.decode(changed.calls[0].sample.token_ids)
+  new_a, new_b = new_output.removeprefix('cp ').split()
+  new_a, new_b = new_a.removesuffix('.txt'), new_b.removesuffix('.txt')
+  assert {new_a, new_b} <= set(words.WORDS)
+  assert new_a != new_b and (new_a, new_b) != (a, b)
+  assert new_prompt == (
+    f'Copy {new_a}.txt to {new_b}.txt.\n{new_a} 12\n{new_b} 7\n'
+  )
+
+
+def test_renaming_is_a_permutation_of_the_vocabulary():
+  new_id = sft.Renaming(TINY, words.WORDS).draw(np.random.default_rng(0))
+  np.testing.assert_array_equal(np.sort(new_id), np.arange(TINY.vocab_size))
+
+
+def test_only_good_trajectories_are_fitted():
+  config = sft.SftConfig(min_reward=0.5)
+  bad = types.Rollout('x', 't', 'pi', reward=0.25, calls=(1,))
+  lost = types.Rollout('y', 't', 'pi', reward=None, outcome='infra_error')
+  fine = _captured('a', 'b')
+  assert sft.good([bad, lost, fine], config) == [fine]
+  with pytest.raises(errors.TaskError, match='none of 2'):
+    sft.good([bad, lost], config)
