@@ -11,8 +11,13 @@ import openai
 import pytest
 
 from clawjax.proxy import accounting
-
-from tests.proxy.conftest import BASH, BASH_MESSAGES, BASH_RESPONSES, call, extends
+from tests.proxy.conftest import (
+  BASH,
+  BASH_MESSAGES,
+  BASH_RESPONSES,
+  call,
+  extends,
+)
 
 # Tool use, thinking, text around calls, odd JSON, unicode, white space and
 # parallel calls.
