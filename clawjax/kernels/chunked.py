@@ -19,6 +19,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from clawjax.kernels.blocks import FULL, BlockList, block_list
 
@@ -155,7 +156,10 @@ def _forward(q, k, v, subtree_end, scale, block):
 
   numbers = jnp.arange(B * n)
   _, (out, lse) = lax.scan(query_block, None, (numbers, qs, *plan))
+  # With remat='attention' these two are kept, so attention is not run again.
   result = _from_query_blocks(out, q.shape, block)
+  result = checkpoint_name(result, 'attention_residuals')
+  lse = checkpoint_name(lse, 'attention_residuals')
   return result, (q, k, v, subtree_end, result, lse)
 
 

@@ -62,6 +62,9 @@ class TreeBatch:
     groups: group key of each entry of `rollout_ids`.
     call_keys: (rollout id, call id) of each call that has terms.
     stats: counts and ratios; see `clawjax.trie.pack`.
+    term_previous: int64 [B, E] flat index (row x E + column, in the whole
+      batch) of the term of the token that the same rollout sampled before, in
+      the context of this one; -1 where there is none. For the host only.
   """
 
   tokens: np.ndarray
@@ -84,6 +87,7 @@ class TreeBatch:
   groups: tuple[Hashable, ...]
   call_keys: tuple[tuple[str, str], ...]
   stats: Mapping[str, float]
+  term_previous: np.ndarray | None = None
 
   def replace(self, **fields: Any) -> TreeBatch:
     """A copy with some fields set."""
@@ -99,7 +103,8 @@ class TreeBatch:
 
   def rows(self, index: slice | np.ndarray) -> TreeBatch:
     """Some rows (a microbatch); ids and groups stay as they are."""
-    return self.replace(**{k: v[index] for k, v in self.arrays().items()})
+    cut = {k: v[index] for k, v in self.arrays().items()}
+    return self.replace(**cut, term_previous=None)
 
   @property
   def mask(self) -> np.ndarray:

@@ -137,12 +137,16 @@ class _Index:
 
 @dataclasses.dataclass
 class _Span:
-  """Sampled tokens of one call inside one chunk; the call ends at `end`."""
+  """Sampled tokens of one call inside one chunk; the call ends at `end`.
+
+  `position` is that of its first token within the answer.
+  """
 
   end: int
   chunk: int
   inside: int
   length: int
+  position: int
   rollout: int
   call: int
   logprob: np.ndarray
@@ -159,6 +163,7 @@ class _Tree:
   length: np.ndarray
   shared: np.ndarray
   spans: list[_Span]
+  before: dict[int, tuple[int, int]]
   call_tokens: int
   too_long: tuple[int, int]
   owner: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -249,6 +254,7 @@ def _grow(
     length=np.array([radix.stop(c) for c in leaves], np.int64),
     shared=np.array(shared[: len(leaves)], np.int64),
     spans=spans,
+    before=_before(radix, spans, ends, index, tries),
     call_tokens=call_tokens,
     too_long=(long_calls, long_terms),
   )
@@ -275,6 +281,7 @@ def _spans(
         chunk=chunk,
         inside=length - take,
         length=take,
+        position=left - take,
         rollout=number[0],
         call=number[1],
         logprob=logprob[left - take : left],
@@ -284,6 +291,34 @@ def _spans(
     left -= take
     chunk = radix.parent[chunk]
   return found[::-1]
+
+
+def _before(
+  radix: Radix,
+  spans: list[_Span],
+  ends: dict[tuple[int, int], int],
+  index: _Index,
+  tries: Sequence[Trie],
+) -> dict[int, tuple[int, int]]:
+  """For each call the (call, position) of the token its rollout sampled last
+  in the prompt; calls without one are not in the dict."""
+  sampled: dict[tuple[int, int], list[_Span]] = {}
+  for span in spans:
+    sampled.setdefault((span.rollout, span.chunk), []).append(span)
+  found = {}
+  for (t, i), chunk in ends.items():
+    rollout, number = index.number[t, i]
+    prompt = len(tries[t].calls[i].prompt_ids)
+    while chunk > 0 and number not in found:
+      best = -1
+      for span in sampled.get((rollout, chunk), ()):
+        first = radix.depth[chunk] + span.inside
+        last = min(first + span.length, prompt) - 1
+        if first <= last and last > best:
+          best = last
+          found[number] = (span.call, span.position + last - first)
+      chunk = radix.parent[chunk]
+  return found
 
 
 # ---- fragments and rows ----------------------------------------------------
@@ -414,6 +449,7 @@ def _fill(
     subtree_end=subtree_end,
     routes=routes,
     **_term_arrays(terms, B, E),
+    term_previous=_previous(terms, trees, B, E),
     rollout_ids=tuple(index.rollout_ids),
     roles=tuple(index.roles),
     groups=tuple(index.groups),
@@ -465,6 +501,31 @@ def _term_arrays(
       floats['weight'][r, here] = 1.0
       at += span.length
   return ints | floats
+
+
+def _previous(
+  terms: list[list[tuple[np.ndarray, _Span]]],
+  trees: list[_Tree],
+  B: int,
+  E: int,
+) -> np.ndarray:
+  """Flat index of the term before each term; see `TreeBatch`."""
+  first: dict[int, int] = {}  # call -> flat index of its first term
+  length: dict[int, int] = {}
+  for r, row in enumerate(terms):
+    at = 0
+    for _, span in row:
+      first.setdefault(span.call, r * E + at)
+      length[span.call] = length.get(span.call, 0) + span.length
+      at += span.length
+  previous = np.full(B * E, -1, np.int64)
+  before = {k: v for tree in trees for k, v in tree.before.items()}
+  for call, start in first.items():
+    stop = start + length[call]
+    previous[start:stop] = np.arange(start - 1, stop - 1)
+    other, position = before.get(call, (-1, 0))
+    previous[start] = first[other] + position if other >= 0 else -1
+  return previous.reshape(B, E)
 
 
 def _stats(

@@ -229,3 +229,26 @@ def test_unknown_options_are_refused():
     trie.pack([], groups=['a'])
   with pytest.raises(ValueError, match='row_buckets'):
     trie.PackConfig(row_tokens=8, row_buckets=(4,))
+
+
+def test_previous_terms(script):
+  """Answers 3 4, then 6 (extends it) and 8 (branches after the 3):
+
+  1 - 3 - 4 - 5 - 6
+       \\ 7 - 8
+  """
+  call = script()
+  call([1], [3, 4])
+  call([1, 3, 4, 5], [6])
+  call([1, 3, 7], [8])
+  batch = trie.pack([trie.build(call.calls)], row_tokens=16)
+  token = {
+    int(batch.tokens[b, batch.term_slot[b, e]]): b * batch.mask.shape[1] + e
+    for b, e in np.argwhere(batch.mask)
+  }
+  previous = batch.term_previous.reshape(-1)
+  assert previous[token[3]] == -1
+  assert previous[token[4]] == token[3]
+  assert previous[token[6]] == token[4]
+  assert previous[token[8]] == token[3]
+  assert (previous[~batch.mask.reshape(-1)] == -1).all()
