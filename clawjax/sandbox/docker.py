@@ -316,9 +316,10 @@ class DockerSandbox:
     ]
     self.container = self.host.client.containers.create(
       image,
-      ['/bin/sleep', 'infinity'],
+      # A first process that reaps what commands leave behind. (Docker's own
+      # `init` is mounted below /sbin, which is the host's and read-only.)
+      ['/bin/sh', '-c', 'sleep infinity & wait'],
       name=self.id,
-      init=True,
       # Root without a capability: what runs as 1000 cannot end it.
       user='0:0',
       network_mode='none',
@@ -640,6 +641,9 @@ class _Exec:
       finally:
         if feeder is not None:
           feeder.join(5)
+        # The response first: it would flush into a closed socket later.
+        if response := getattr(stream, '_response', None):
+          response.close()
         stream.close()
         raw.close()
       facts = api.exec_inspect(made['Id'])

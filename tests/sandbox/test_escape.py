@@ -20,12 +20,15 @@ async def sh(box, script, **options):
   return await box.exec(['sh', '-c', script], **options)
 
 
-async def test_host_files_are_not_there(box, tmp_path):
+async def test_host_files_are_not_there(box, backend, tmp_path):
   secret = tmp_path / 'secret'
   secret.write_text('secret')
   secret.chmod(0o644)
   here = os.path.dirname(os.path.abspath(__file__))
-  for path in ('/etc/shadow', '/root', '/var', '/sys', str(secret), here):
+  paths = ['/etc/shadow', '/root', '/var', str(secret), here]
+  if backend.name == 'bwrap':
+    paths.append('/sys')  # Docker mounts its own, read-only
+  for path in paths:
     result = await sh(box, f'ls -d {path}')
     assert result.returncode != 0, path
 
