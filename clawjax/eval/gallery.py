@@ -182,22 +182,12 @@ def _choose(
   pushed = [i for i in train if i in known]
   odd = [i for i in with_calls if rollouts[i].rollout.outcome != 'ok']
   wanted = [
-    best(last(scored), reward, 'highest reward of the last evaluation'),
-    best(
-      last(scored), lambda i: -reward(i), 'lowest reward of the last evaluation'
-    ),
-    best(
-      last(pushed), lambda i: known[i], 'largest advantage of the last step'
-    ),
-    best(
-      last(pushed), lambda i: -known[i], 'smallest advantage of the last step'
-    ),
-    best(
-      first(pushed), lambda i: known[i], 'largest advantage of the first step'
-    ),
-    best(
-      first(pushed), lambda i: -known[i], 'smallest advantage of the first step'
-    ),
+    best(last(scored), reward, 'highest reward'),
+    best(last(scored), lambda i: -reward(i), 'lowest reward'),
+    best(last(pushed), lambda i: known[i], 'largest advantage'),
+    best(last(pushed), lambda i: -known[i], 'smallest advantage'),
+    best(first(pushed), lambda i: known[i], 'largest advantage'),
+    best(first(pushed), lambda i: -known[i], 'smallest advantage'),
     best(with_calls, lambda i: len(rollouts[i].rollout.calls), 'most calls'),
     best(odd, lambda i: i, 'did not end well'),
     best(first(with_calls), lambda i: -i, 'the first one recorded'),

@@ -57,9 +57,17 @@ async def test_weights_in_a_folder(tmp_path):
 
   from clawjax.models import checkpoint, qwen3
 
-  config = qwen3.Config.tiny(vocab=4096)
+  config = qwen3.Config.tiny(
+    vocab=4096,
+    layers=1,
+    width=32,
+    heads=2,
+    head_size=16,
+    mlp_width=64,
+    experts=0,
+  )
   params = qwen3.init(config, jax.random.key(0))
-  checkpoint.save_hf(params, config, tmp_path / 'model', 'float32')
+  checkpoint.save_hf(params, config, tmp_path / 'model', dtype='float32')
   model, reply, (call,) = await _ask(
     str(tmp_path / 'model'),
     endpoint.EndpointConfig(window=256, slots=2, tokenizer='tiny'),

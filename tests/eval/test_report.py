@@ -227,3 +227,26 @@ def test_trials_with_wrong_types_are_no_crash(copy, parse, byte_tokens):
   page = _page(copy, parse)
   assert 'holds an entry that is no trial' in page.text
   assert scores.trial_from_json is not None
+
+
+def test_the_command(copy, capsys, byte_tokens, tmp_path):
+  assert report.main([str(copy), '--rollouts', '2']) == 0
+  assert capsys.readouterr().out.strip() == str(copy / 'report.html')
+  assert (copy / 'report.html').read_text().count('class="rollout"') == 2
+  assert report.main([str(tmp_path / 'nowhere')]) == 2
+
+
+def test_a_control_run_is_called_so(copy, parse, byte_tokens):
+  config = json.loads((copy / 'config.json').read_text())
+  config['loop'] = {'credit': {'shuffle_rewards': True}}
+  (copy / 'config.json').write_text(json.dumps(config))
+  assert 'A control run' in _page(copy, parse).text
+
+
+def test_stored_advantages_are_shown(copy, parse, byte_tokens):
+  """The trainer's own numbers, not ours from the rewards."""
+  run = folder.read(copy)
+  ids = [r.rollout.rollout_id for r in run.rollouts if r.phase == 'train']
+  path = copy / 'rollouts' / 'train' / '00000.advantages.json'
+  path.write_text(json.dumps(dict.fromkeys(ids, 0.4321)))
+  assert 'advantage +0.432' in _page(copy, parse).text
