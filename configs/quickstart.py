@@ -19,7 +19,7 @@ def get_config():
     'tools': ('bash',),
     'system_prompt': 'Solve the task with bash, then say Done.',
     'lean': True,
-    'context_window': 1024,
+    'context_window': 32768,
     'max_tokens': 128,
   }
   c.rollout.max_tokens = 128

@@ -27,6 +27,7 @@ class Progress:
     self.failed = 0
     self.scored = 0
     self.reward_sum = 0.0
+    self._ahead = 0
     self._start = time.monotonic()
 
   def started(self) -> None:
@@ -45,6 +46,7 @@ class Progress:
   def ahead(self, count: int) -> None:
     """`count` rollouts were already there (a resumed step)."""
     self.done += count
+    self._ahead += count
 
   def text(self) -> str:
     """'12 done, 8 running, 0 failed, reward 0.41, 0:31 left'."""
@@ -56,8 +58,9 @@ class Progress:
     if self.scored:
       parts.append(f'reward {self.reward_sum / self.scored:.3f}')
     spent = time.monotonic() - self._start
-    if 0 < self.done < self.total:
-      left = spent / self.done * (self.total - self.done)
+    own = self.done - self._ahead
+    if own > 0 and self.done < self.total:
+      left = spent / own * (self.total - self.done)
       parts.append(f'{int(left // 60)}:{int(left % 60):02d} left')
     return ', '.join(parts)
 
