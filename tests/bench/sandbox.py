@@ -52,7 +52,7 @@ async def bare_bwrap(backend):
   """Command line of a bwrap with our own recipe on plain folders."""
   box = await backend.create(base.SandboxSpec())
   argv = [
-    *box._join()[3 + 1 :] if box.group else box._join(),
+    *(box._join()[4:] if box.group else box._join()),
     backend.bwrap,
     *box._recipe({}, base.WORKSPACE),
     '--',
