@@ -37,7 +37,7 @@ def _resolved(body: Mapping[str, Any], memory: Mapping[str, Any]) -> list[Any]:
   items: list[Any] = []
   previous = body.get('previous_response_id')
   if previous is not None:
-    known = memory.get('responses', {}).get(previous)
+    known = memory.get('responses', {}).get(canonical.text_of(previous))
     if known is None:
       raise errors.RequestError(
         f'previous_response_id: no response {previous!r} is known to this '
