@@ -8,7 +8,6 @@ import importlib.util
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 
@@ -101,33 +100,13 @@ def test_harness_not_installed(tmp_path):
 def test_disk_full(tmp_path):
   run_dir = tmp_path / 'run'
   run_dir.mkdir()
-  # Room for nothing: the first file of the run does not fit.
-  mount = ['mount', '-t', 'tmpfs', '-o', 'size=4k,nr_inodes=8', 'tmpfs']
+  mount = ['mount', '-t', 'tmpfs', '-o', 'size=4k', 'tmpfs']
   if os.geteuid() or subprocess.run([*mount, run_dir]).returncode:
     pytest.skip('needs root that may mount')
   try:
+    (run_dir / 'filler').write_bytes(bytes(4096))
     status, lines = quickstart(run_dir)
   finally:
     subprocess.run(['umount', run_dir], check=True)
   assert status == 2
   one_line(lines, 'the disk is full', 'free some space')
-
-
-def test_a_taken_port_stops_the_proxy_with_one_line(tmp_path):
-  (tmp_path / 'answers.jsonl').write_text('{"text": "x", "finish": "stop"}\n')
-  with socket.create_server(('127.0.0.1', 0)) as taken:
-    done = subprocess.run(
-      [
-        *(sys.executable, '-m', 'clawjax.proxy', '--tokenizer', 'tiny'),
-        *('--backend', f'scripted:{tmp_path}/answers.jsonl'),
-        *('--port', str(taken.getsockname()[1])),
-        *('--record-dir', str(tmp_path / 'record'), '--admin-token', 't'),
-      ],
-      cwd=ROOT,
-      capture_output=True,
-      text=True,
-      timeout=600,
-    )
-  assert done.returncode not in (0, 1)
-  assert 'Traceback' not in done.stderr
-  assert 'in use' in done.stderr.splitlines()[-1]
