@@ -13,9 +13,12 @@ is a guard: it does not add, it multiplies the reward by 1 - (1 - factor) *
 """
 
 import collections
+import csv
 import hashlib
+import io
 import json
 import os
+import subprocess
 import sys
 
 MAX_BYTES = 1 << 20  # more than any answer needs; a bigger file is wrong
@@ -99,13 +102,120 @@ def gone(root, check):
   return float(not os.path.lexists(os.path.join(root, check['path'])))
 
 
-def kept(root, check):
-  """Share of the named files whose text is untouched (sha256 of the rows)."""
+def json_at(root, check):
+  """The JSON file holds `value` under the keys `at`; numbers within 1e-6."""
+  text = read(root, check['path'])
+  if text is None:
+    return 0.0
+  try:
+    found = json.loads(text)
+    for key in check['at']:
+      found = found[key]
+  except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+    return 0.0
+  return float(alike(found, check['value']))
+
+
+def alike(got, want):
+  """Equal JSON values; numbers may differ by 1e-6, true is no number."""
+  if isinstance(want, bool) or isinstance(got, bool):
+    return got is want
+  if isinstance(want, (int, float)) and isinstance(got, (int, float)):
+    return abs(got - want) <= 1e-6
+  if isinstance(want, dict) and isinstance(got, dict):
+    return got.keys() == want.keys() and all(
+      alike(got[k], want[k]) for k in want
+    )
+  if isinstance(want, list) and isinstance(got, list):
+    return len(got) == len(want) and all(map(alike, got, want))
+  return got == want
+
+
+def table(root, check):
+  """A CSV file with this header and these rows; else `partial` by rows.
+
+  With `any_order` the rows may stand in any order.
+  """
+  text = read(root, check['path'])
+  if text is None:
+    return 0.0
+  try:
+    got = [
+      tuple(cell.strip() for cell in line)
+      for line in csv.reader(io.StringIO(text))
+      if any(cell.strip() for cell in line)
+    ]
+  except csv.Error:
+    return 0.0
+  if not got or list(got[0]) != check['header']:
+    return 0.0
+  got, want = got[1:], [tuple(r) for r in check['rows']]
+  if got == want or (check.get('any_order') and sorted(got) == sorted(want)):
+    return 1.0
+  return check.get('partial', 0.0) * overlap(got, want)
+
+
+def has_rows(root, check):
+  """Share of the given rows that the file holds, blanks and case aside.
+
+  More than `most` rows in all (or a row of `never`) earn nothing: pasting
+  everything in is no answer.
+  """
+  text = read(root, check['path'])
+  if text is None:
+    return 0.0
+  got = [' '.join(r.lower().split()) for r in rows(text) if r.strip()]
+  if len(got) > check.get('most', len(got)):
+    return 0.0
+  if any(r.lower() in got for r in check.get('never', ())):
+    return 0.0
+  want = [' '.join(r.lower().split()) for r in check['rows']]
+  return sum(r in got for r in want) / len(want)
+
+
+def runs(root, check):
+  """All `cases` (input, output) that a Python program gets right: 1.
+
+  Else `partial` of their share, for a constant answer must not pass for half a
+  program. The program is the agent's: our own files are removed before it
+  starts, so that it finds no answers, and what it prints is only compared.
+  """
+  if read(root, check['path']) is None:
+    return 0.0
+  here = os.path.dirname(os.path.abspath(__file__))
+  if os.path.basename(here) == 'verifier':
+    for name in os.listdir(here):
+      try:
+        os.unlink(os.path.join(here, name))
+      except OSError:
+        pass
   good = 0
+  for given, want in check['cases']:
+    try:
+      done = subprocess.run(
+        ['python3', check['path']],
+        input=given.encode(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=root,
+        timeout=20,  # a busy machine is slow to start Python
+        start_new_session=True,
+      )
+    except (OSError, subprocess.TimeoutExpired):
+      continue
+    out = done.stdout[:MAX_BYTES].decode('utf-8', 'replace')
+    good += done.returncode == 0 and rows(out) == rows(want)
+  share = good / len(check['cases'])
+  return share if share == 1.0 else check.get('partial', 0.2) * share
+
+
+def kept(root, check):
+  """All the named files are there, their text untouched (see `sha256`)."""
   for path, digest in check['files'].items():
     text = read(root, path)
-    good += text is not None and sha256(text) == digest
-  return float(good == len(check['files']))
+    if text is None or sha256(text) != digest:
+      return 0.0
+  return 1.0
 
 
 def sha256(text):
@@ -113,7 +223,13 @@ def sha256(text):
   return hashlib.sha256('\n'.join(rows(text)).encode()).hexdigest()
 
 
-KINDS = {f.__name__: f for f in (lines, value, row, rest, moved, gone, kept)}
+KINDS = {
+  f.__name__: f
+  for f in (
+    *(lines, value, row, rest, moved, gone, kept),
+    *(json_at, table, has_rows, runs),
+  )
+}
 
 
 def score(root, checks):

@@ -85,14 +85,14 @@ class Draft:
 
   Attributes:
     instruction: what the user asks.
-    files: path -> text.
+    files: path -> text or bytes.
     checks: list for `check.py`, without the guard on untouched files.
     spec: what the script needs; JSON values.
     changes: files of `files` that a right solution changes or removes.
   """
 
   instruction: str
-  files: Mapping[str, str]
+  files: Mapping[str, str | bytes]
   checks: Sequence[Mapping[str, Any]]
   spec: Mapping[str, Any]
   changes: tuple[str, ...] = ()
@@ -109,12 +109,14 @@ class Family:
       acting) and 'out' (a wrong output file) mean the same in all families.
     looks: whether the answer is only in the workspace, so that a look must
       come before the action.
+    domain: what kind of work it is.
   """
 
   draft: Callable[[Draw], Draft]
   script: Callable[[Mapping[str, Any], frozenset[str]], list[str]]
   mistakes: Mapping[str, float]
   looks: bool = False
+  domain: str = 'files'
 
 
 def text(rows: Sequence[str]) -> str:
@@ -568,7 +570,9 @@ FAMILIES: Mapping[str, Family] = {
 def kept(draft: Draft) -> dict[str, Any] | None:
   """The guard that the other files stay as they were; None without files."""
   files = {
-    path: check.sha256(body)
+    path: check.sha256(
+      body if isinstance(body, str) else body.decode('utf-8', 'replace')
+    )
     for path, body in draft.files.items()
     if path not in draft.changes
   }

@@ -27,6 +27,7 @@ from typing import Any, Literal
 import numpy as np
 
 from clawjax import errors, types
+from clawjax.tasks import domains
 from clawjax.tasks import families as families_lib
 from clawjax.tasks.words import WORDS
 
@@ -35,6 +36,8 @@ EVAL_SHARE = 4  # one of so many sets of words belongs to eval
 DONE = 'Done.'
 # Failure per missing skill: at skill 0.5 about a third of the runs is flawless.
 _SLOPE = 1.3
+# Every family there is; `tasks` draws the simple ones unless told otherwise.
+ALL = {**families_lib.FAMILIES, **domains.FAMILIES}
 
 
 def split_of(words: Sequence[str]) -> Split:
@@ -62,7 +65,7 @@ def tasks(
     seed: of the draw; tasks of two seeds may coincide (then with one id).
     difficulty: 0: three or four rows and no more; 1: more rows and a file that
       does not matter; 2: still more, two such files, and an extra step.
-    families: names to use; None: all.
+    families: names to use, of `ALL`; None: the simple ones of `families`.
 
   Raises:
     TaskError: unknown split, family or difficulty.
@@ -73,8 +76,8 @@ def tasks(
     raise errors.TaskError(f'wanted difficulty 0, 1 or 2, got {difficulty!r}')
   names = list(families or families_lib.FAMILIES)
   for name in names:
-    if name not in families_lib.FAMILIES:
-      known = ', '.join(families_lib.FAMILIES)
+    if name not in ALL:
+      known = ', '.join(ALL)
       raise errors.TaskError(f'no family {name!r}; there are: {known}')
   found: list[types.Task] = []
   seen: set[str] = set()
@@ -97,7 +100,7 @@ def _drafts(
   rng = np.random.default_rng(int.from_bytes(digest, 'little'))
   while True:
     draw = families_lib.Draw(rng, difficulty)
-    draft = families_lib.FAMILIES[family].draft(draw)
+    draft = ALL[family].draft(draw)
     instruction, files = draft.instruction, dict(draft.files)
     checks, spec = list(draft.checks), dict(draft.spec)
     for _ in range(difficulty):
@@ -112,7 +115,10 @@ def _drafts(
       instruction = f'{instruction} {phrase}'
       files.update(more)
       spec['extra'] = command
-      checks = [{**c, 'weight': 0.75} for c in checks] + [extra]
+      total = sum(c.get('weight', 1.0) for c in checks if 'factor' not in c)
+      checks = [
+        {**c, 'weight': 0.75 * c.get('weight', 1.0) / total} for c in checks
+      ] + [extra]
     if split_of(draw.words) != split:
       continue
     yield _task(split, family, difficulty, instruction, files, checks, spec)
@@ -138,23 +144,31 @@ def _task(
   family: str,
   difficulty: int,
   instruction: str,
-  files: dict[str, str],
+  files: dict[str, str | bytes],
   checks: list[dict[str, Any]],
   spec: dict[str, Any],
 ) -> types.Task:
   hidden = json.dumps(checks, indent=1, sort_keys=True)
-  content = json.dumps([instruction, files, hidden], sort_keys=True)
+  shown = {
+    path: body if isinstance(body, str) else hashlib.sha256(body).hexdigest()
+    for path, body in files.items()
+  }
+  content = json.dumps([instruction, shown, hidden], sort_keys=True)
   digest = hashlib.blake2b(content.encode(), digest_size=5).hexdigest()
   return types.Task(
     id=f'synth/{family}-{digest}',
     turns=(instruction,),
-    files={path: body.encode() for path, body in files.items()},
+    files={
+      path: body.encode() if isinstance(body, str) else body
+      for path, body in files.items()
+    },
     verifier=types.Verifier(
       files={'check.py': grader_source(), 'checks.json': hidden.encode()},
       command=('python3', '-I', '/verifier/check.py', '/workspace'),
+      timeout_s=120.0 if any(c['kind'] == 'runs' for c in checks) else 60.0,
     ),
     metadata={
-      'domain': 'files',
+      'domain': ALL[family].domain,
       'family': family,
       'difficulty': difficulty,
       'split': split,
@@ -180,9 +194,7 @@ def everything(split: Split, *, count: int, seed: int = 0) -> list[types.Task]:
 
 def knows(task: types.Task) -> bool:
   """Whether the scripted expert can solve this task."""
-  return 'spec' in task.metadata and (
-    task.metadata.get('family') in families_lib.FAMILIES
-  )
+  return 'spec' in task.metadata and (task.metadata.get('family') in ALL)
 
 
 def mistakes(task: types.Task) -> tuple[str, ...]:
@@ -240,7 +252,7 @@ def _family(task: types.Task) -> families_lib.Family:
     raise errors.TaskError(
       f'{task.id}: the scripted expert knows only tasks of synth.tasks'
     )
-  return families_lib.FAMILIES[task.metadata['family']]
+  return ALL[task.metadata['family']]
 
 
 # ---- texts for a tokenizer -------------------------------------------------
