@@ -1,0 +1,225 @@
+"""Does a harness keep every sampled token? One command, one table row.
+
+  python -m clawjax.rollout.conformance --harness pi
+  python -m clawjax.rollout.conformance --harness claude_code --option bare=true
+
+Runs the real program on this machine (no sandbox, empty HOME and workspace,
+loopback only) against a scripted model, through some twenty calls with tool
+use, thinking, text around calls, JSON spelled in odd ways, unicode, white space
+and parallel calls. Printed: version, calls, breaks by cause, roles, and the
+delivered-token fraction. Status 1 when a prompt claims to extend an answer and
+does not, or when tokens are missing without a retry being the cause.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import pathlib
+import sys
+import tempfile
+from typing import Any
+
+from clawjax import errors, harness
+from clawjax.chat import tokenizers
+from clawjax.proxy import accounting, app, scripted, serve
+
+# Tool that runs a shell command, the name of its argument, what else it wants.
+SHELLS: dict[str, tuple[str, str, dict[str, Any]]] = {
+  'pi': ('bash', 'command', {}),
+  'claude_code': ('Bash', 'command', {'description': 'a step'}),
+  'codex': ('exec_command', 'cmd', {}),
+  'openclaw': ('exec', 'command', {}),
+  'qwen_code': ('run_shell_command', 'command', {'is_background': False}),
+  'opencode': ('bash', 'command', {'description': 'a step'}),
+  'mini_swe': ('bash', 'command', {}),
+}
+END = {'mini_swe': 'echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT'}
+PROMPT = 'Count the lines of the files here and write the sum to out.txt.'
+
+
+def script(name: str) -> list[dict[str, Any]]:
+  """Twenty answers with calls, and a last one without."""
+  tool, argument, rest = SHELLS[name]
+
+  def call(command: str, style: int = 0) -> str:
+    body: dict[str, Any] = {
+      'name': tool,
+      'arguments': {argument: command, **rest},
+    }
+    if style == 1:
+      text = json.dumps(body, separators=(',', ':'), ensure_ascii=False)
+    elif style == 2:
+      body = {'arguments': body['arguments'], 'name': tool}
+      text = json.dumps(body, indent=1)
+    else:
+      text = json.dumps(body, ensure_ascii=False)
+    return f'<tool_call>\n{text}\n</tool_call>'
+
+  turns = [
+    call('ls'),
+    '<think>\nI should look first.\n</think>\n\n' + call('pwd', 1),
+    'Let me see.\n\n\n' + call('echo "你好 🦞"', 2),
+    call("printf 'a\\tb\\n' > a.txt; cat a.txt"),
+    '<think>\nTwo\n\nat once.\n</think>\n\nBoth:\n'
+    + call('echo one', 1)
+    + '\n'
+    + call('echo two'),
+    '  indented  \n\n' + call('wc -l a.txt | sed "s/ .*//" > out.txt', 1),
+    call('echo " trailing "; echo; echo', 2),
+  ]
+  answers = (turns * 3)[:20]
+  answers.append(call(END[name]) if name in END else 'All done.')
+  return [{'text': a} for a in answers]
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """One row of the table."""
+
+  harness: str
+  version: str
+  dialect: str
+  returncode: int
+  account: accounting.Account
+  normalised: tuple[str, ...]
+
+  @property
+  def ok(self) -> bool:
+    """Whether nothing is missing but what a retry replaced."""
+    lost = set(self.account.missing) - {'retry'}
+    lost = {cause for cause in lost if not cause.startswith('role: ')}
+    return not self.account.inexact and not lost and self.account.sampled > 0
+
+  def json(self) -> dict[str, Any]:
+    """For `--json`."""
+    return {
+      **dataclasses.asdict(self),
+      'fraction': self.account.fraction,
+      'ok': self.ok,
+    }
+
+
+async def run(
+  name: str, options: dict[str, Any], *, timeout_s: float = 300.0
+) -> Report:
+  """Drives a harness through the script.
+
+  Raises:
+    HarnessError: it is unknown or not installed.
+  """
+  made = harness.load(name, **options)
+  if not made.installed():
+    made.install()
+  tokenizer = tokenizers.load('tiny')
+  client = scripted.ScriptedClient(script(name), tokenizer, window=262144)
+  proxy = app.Proxy(client, tokenizer)
+  session = proxy.open(
+    f'conformance/{name}',
+    rules=tuple(made.rules),
+    metadata={'instruction': PROMPT},
+  )
+  with (
+    tempfile.TemporaryDirectory() as home,
+    tempfile.TemporaryDirectory() as w,
+  ):
+    async with serve.serve(proxy.app) as url:
+      code = await _run_plan(
+        made.plan([PROMPT], base_url=url + session.path), home, w, timeout_s
+      )
+      await proxy.settle(session.id)
+  calls = proxy.calls(session.id)
+  return Report(
+    harness=name,
+    version=made.version,
+    dialect=made.dialect,
+    returncode=code,
+    account=accounting.account(calls),
+    normalised=tuple(sorted({n for c in calls for n in c.normalised})),
+  )
+
+
+async def _run_plan(
+  plan: Any, home: str, workspace: str, timeout_s: float
+) -> int:
+  def host(text: str) -> str:
+    for outside, inside in plan.readonly:
+      text = text.replace(inside, outside)
+    return text.replace('/workspace', workspace)
+
+  for name, content in plan.files.items():
+    path = pathlib.Path(home, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.replace(b'/workspace', workspace.encode()))
+  env = {k: host(v) for k, v in plan.env.items()}
+  env.setdefault('PATH', '/usr/local/bin:/usr/bin:/bin')
+  code = 0
+  for argv in plan.argv:
+    process = await asyncio.create_subprocess_exec(
+      *map(host, argv),
+      env={**env, 'HOME': home},
+      cwd=workspace,
+      stdin=asyncio.subprocess.DEVNULL,
+      stdout=asyncio.subprocess.DEVNULL,
+    )
+    try:
+      code = await asyncio.wait_for(process.wait(), timeout_s)
+    except TimeoutError:
+      process.kill()
+      return 124
+  return code
+
+
+def _option(text: str) -> tuple[str, Any]:
+  name, _, value = text.partition('=')
+  try:
+    return name, json.loads(value)
+  except ValueError:
+    return name, value
+
+
+def main() -> int:
+  """Command line: see the top of the file."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('--harness', required=True, help='NAME[@VERSION]')
+  parser.add_argument('--option', action='append', default=[], help='K=V')
+  parser.add_argument('--json', action='store_true')
+  parser.add_argument('--timeout', type=float, default=300.0, help='seconds')
+  args = parser.parse_args()
+  name, _, version = args.harness.partition('@')
+  try:
+    if name not in SHELLS:
+      raise errors.HarnessError(
+        f'wanted a harness of {", ".join(SHELLS)}, got {name!r}'
+      )
+    pinned = harness.load(name).version
+    if version and version != pinned:
+      raise errors.HarnessError(
+        f'{name}: wanted {version}, the pin is {pinned}; change it in '
+        'third_party/harnesses and run this again'
+      )
+    options = dict(_option(o) for o in args.option)
+    report = asyncio.run(run(name, options, timeout_s=args.timeout))
+  except errors.ClawjaxError as e:
+    print(f'conformance: {e}', file=sys.stderr)
+    return 2
+  if args.json:
+    print(json.dumps(report.json()))
+  else:
+    a = report.account
+    print(
+      f'{report.harness} {report.version} ({report.dialect}): rc '
+      f'{report.returncode}, {a.calls} calls, {a.sampled} tokens sampled, '
+      f'delivered {a.fraction:.4f}, breaks {a.breaks or "none"}, missing '
+      f'{a.missing or "none"}, inexact {a.inexact}, roles {a.roles}, '
+      f'normalised {list(report.normalised)}: {"ok" if report.ok else "NOT OK"}'
+    )
+  return 0 if report.ok else 1
+
+
+if __name__ == '__main__':
+  sys.exit(main())
