@@ -17,6 +17,7 @@ import asyncio
 import json
 import multiprocessing
 import os
+import pathlib
 import random
 import sys
 import time
@@ -24,11 +25,14 @@ from typing import Any
 
 import numpy as np
 
-WORDS = (
+# Also from a checkout that is not installed; spawned processes read it again.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+SENTENCE = (
   'the file holds a list of names and each name has one number beside it so '
   'that we can count them all again and write the sum to the report before '
   'the next run of the script reads data from disk'
-).split()
+)
 TOOLS = [
   {
     'type': 'function',
@@ -74,8 +78,9 @@ ANSWER = (
 def text(rng: random.Random, words: int) -> str:
   """Text of a number of words, with some numbers and line ends."""
   out = []
+  vocabulary = SENTENCE.split()
   for i in range(words):
-    out.append(rng.choice(WORDS) if i % 9 else str(rng.randrange(1000)))
+    out.append(rng.choice(vocabulary) if i % 9 else str(rng.randrange(1000)))
     out.append('\n' if i % 14 == 13 else ' ')
   return ''.join(out)
 
@@ -225,7 +230,7 @@ async def _run(pipe: Any, args: argparse.Namespace) -> dict[str, Any]:
   seconds = time.perf_counter() - begun
   cpu = ask('cpu') - cpu
   after = ask('memory')
-  times = np.concatenate([t for t in ask('times', names).values()])
+  times = np.concatenate(list(ask('times', names).values()))
   lengths = ask('prompts', names)
   total = args.sessions * args.turns
   ask('close', names)
@@ -267,7 +272,7 @@ def main() -> None:
   parser.add_argument('--json', action='store_true', help='one JSON object')
   parser.add_argument('--sessions', type=int, default=32)
   parser.add_argument('--turns', type=int, default=50)
-  parser.add_argument('--words', type=int, default=270, help='per tool result')
+  parser.add_argument('--words', type=int, default=170, help='per tool result')
   parser.add_argument('--tokenizer', default='tiny')
   parser.add_argument('--record-dir', default='', help="'': a temporary one")
   parser.add_argument('--uvloop', action='store_true')
