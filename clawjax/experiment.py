@@ -492,7 +492,8 @@ def load_model(
       f'model.path: no folder {section.path!r}; wanted a Hugging Face folder,'
       " 'builtin:tiny' or 'random:PRESET'"
     )
-  params, model = model_files.load_hf(folder, **options)
+  model = model_files.read_config(folder, **options)
+  params, model = model_files.load_hf(folder, config=model)
   return jax.tree.map(jnp.asarray, params), model
 
 
@@ -501,7 +502,7 @@ def save_model(
 ) -> None:
   """Weights, config and tokenizer in the Hugging Face layout, in bfloat16."""
   folder.mkdir(parents=True, exist_ok=True)
-  model_files.save_hf(params, model, folder, 'bfloat16')
+  model_files.save_hf(params, model, folder, dtype='bfloat16')
   (folder / 'tokenizer.json').write_bytes(tokenizer.path.read_bytes())
 
 

@@ -1,0 +1,92 @@
+"""Configs build, weights go out and come back, one folder holds one run."""
+
+import pathlib
+import runpy
+
+import jax
+import numpy as np
+import pytest
+
+from clawjax import config, errors, experiment
+from clawjax.chat import tokenizers
+
+CONFIGS = pathlib.Path(__file__).parents[1] / 'configs'
+FILES = sorted(p.name for p in CONFIGS.glob('*.py') if p.stem != '__init__')
+
+
+@pytest.mark.parametrize('name', FILES)
+def test_every_config_builds(name):
+  section = runpy.run_path(str(CONFIGS / name))['get_config']()
+  built = config.build(experiment.Experiment, section)
+  assert built.name == pathlib.Path(name).stem
+
+
+def test_the_control_differs_from_the_quickstart_in_one_thing():
+  plain, control = (
+    config.flatten(
+      config.build(
+        experiment.Experiment,
+        runpy.run_path(str(CONFIGS / name))['get_config'](),
+      )
+    )
+    for name in ('quickstart.py', 'quickstart_shuffled.py')
+  )
+  different = {k for k in plain | control if plain.get(k) != control.get(k)}
+  assert different == {'name', 'loop.credit.shuffle_rewards'}
+
+
+def test_saved_weights_come_back_in_bfloat16_precision(tmp_path):
+  tokenizer = tokenizers.load('tiny')
+  section = experiment.ModelSection(
+    'random:tiny', {'width': 32, 'layers': 1, 'heads': 2, 'head_size': 16}
+  )
+  params, model = experiment.load_model(section, 0, vocab=tokenizer.vocab_size)
+  assert model.vocab % 64 == 0 and model.vocab >= tokenizer.vocab_size
+  experiment.save_model(tmp_path / 'm', params, model, tokenizer)
+  assert tokenizers.load(f'hf:{tmp_path}/m').vocab_size == tokenizer.vocab_size
+  back, read = experiment.load_model(
+    experiment.ModelSection(
+      str(tmp_path / 'm'), {'dtype': 'float32', 'param_dtype': 'float32'}
+    ),
+    0,
+  )
+  assert read.vocab == model.vocab and read.experts == model.experts
+  for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(back), strict=True):
+    assert b.dtype == np.float32
+    # bfloat16 keeps 8 bits of mantissa.
+    np.testing.assert_allclose(a, b, rtol=2**-8, atol=1e-6)
+
+
+def test_a_missing_model_names_the_way_out():
+  with pytest.raises(errors.CheckpointError, match='builtin:tiny'):
+    experiment.load_model(experiment.ModelSection('no/such/folder'), 0)
+
+
+def test_temperatures_must_agree():
+  section = experiment.default_config('x')
+  section.rollout.temperature = 0.7
+  with pytest.raises(errors.ConfigError, match='must agree'):
+    config.build(experiment.Experiment, section)
+
+
+def test_a_run_folder_holds_one_run(tmp_path):
+  section = experiment.default_config('x')
+  first = config.build(experiment.Experiment, section)
+  experiment._check_same_run(first, tmp_path)
+  section.loop.steps = 7  # longer is the same run
+  experiment._check_same_run(
+    config.build(experiment.Experiment, section), tmp_path
+  )
+  section.optim.learning_rate = 0.5
+  with pytest.raises(errors.ConfigError, match='optim.learning_rate') as caught:
+    experiment._check_same_run(
+      config.build(experiment.Experiment, section), tmp_path
+    )
+  assert '\n' not in str(caught.value)
+
+
+def test_two_processes_never_share_a_run_folder(tmp_path):
+  with experiment._locked(tmp_path):
+    with pytest.raises(errors.ConfigError, match='in use'):
+      with experiment._locked(tmp_path):
+        pass
