@@ -1,7 +1,7 @@
 """Does a harness keep every sampled token? One command, one table row.
 
   python -m clawjax.rollout.conformance --harness pi
-  python -m clawjax.rollout.conformance --harness claude_code --option bare=true
+  python -m clawjax.rollout.conformance --harness claude_code --option variant=bare
 
 Runs the real program on this machine (no sandbox, empty HOME and workspace,
 loopback only) against a scripted model, through some twenty calls with tool
