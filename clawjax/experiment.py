@@ -36,7 +36,7 @@ from clawjax.sandbox import base as sandbox_base
 from clawjax.serving.engine import Engine
 from clawjax.serving.scheduler import Scheduler
 from clawjax.tasks import synth, words
-from clawjax.train import expert, loop, progress, service, sft, step
+from clawjax.train import drill, expert, loop, progress, service, sft, step
 from clawjax.train import state as state_lib
 
 DATA = pathlib.Path(__file__).with_name('train') / 'data'
@@ -332,12 +332,15 @@ def _supervise(
     run_dir=run_dir,
     display=display,
     rename=rename,
+    drills=drill.Drills(tokenizer, words.WORDS, config.drill),
   )
   with _serving(experiment, run_dir, tokenizer, state.params, model) as parts:
     loop_parts = _loop_parts(
       experiment, run_dir, display, start, state.params, model, *parts
     )
-    loop.evaluate(loop_parts, experiment.loop, 'after', config.steps)
+    loop.evaluate(
+      loop_parts, experiment.loop, 'after', config.drill.steps + config.steps
+    )
   if experiment.export:
     folder = pathlib.Path(experiment.export)
     save_model(folder, state.params, model, tokenizer)

@@ -35,7 +35,9 @@ def get_config():
   c.expert.trajectories = 1850
   c.expert.skill = 0.5
   c.expert.rename = True
-  c.sft.steps = 1500
+  c.sft.drill.steps = 700
+  c.sft.drill.batch = 64
+  c.sft.steps = 400
   c.sft.batch = 40
   c.sft.pack.row_tokens = 2048
   c.sft.pack.row_buckets = (2048,)
@@ -43,7 +45,7 @@ def get_config():
   c.optim.learning_rate = 3e-3
   c.optim.schedule = 'cosine'
   c.optim.warmup_steps = 50
-  c.optim.decay_steps = 1500
+  c.optim.decay_steps = 1100
   c.optim.final_fraction = 0.05
   c.optim.weight_decay = 0.01
   c.loop.evaluate.tasks = 72

@@ -10,10 +10,11 @@ prompt that they have in common is computed once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from clawjax.harness import Harness
 from clawjax.losses import weights
 from clawjax.rollout.fleet import GroupRequest
 from clawjax.train import checkpoint, progress, records
+from clawjax.train import drill as drill_lib
 from clawjax.train import state as state_lib
 from clawjax.train.service import RolloutService
 from clawjax.train.step import Learner
@@ -42,6 +44,8 @@ class SftConfig:
     min_reward: trajectories that scored less are left out.
     log_every, save_every: steps between log lines and checkpoints.
     seed: of the order of the trajectories.
+    drill: copying drills before the first trajectory; their steps come on top
+      of `steps`.
     pack: rows, see `trie.pack`.
     filter: see `trie.filter`.
   """
@@ -52,6 +56,7 @@ class SftConfig:
   log_every: int = 20
   save_every: int = 200
   seed: int = 0
+  drill: drill_lib.DrillConfig = drill_lib.DrillConfig()
   pack: trie_lib.PackConfig = trie_lib.PackConfig()
   filter: trie_lib.FilterConfig = trie_lib.FilterConfig()
 
@@ -197,7 +202,7 @@ def fit(
   run_dir: pathlib.Path,
   display: progress.Display,
   rename: Renaming | None = None,
-  on_save: Callable[[int, state_lib.TrainState], Any] = lambda step, s: None,
+  drills: drill_lib.Drills | None = None,
 ) -> state_lib.TrainState:
   """Fits, resuming from the newest checkpoint of the run folder.
 
@@ -209,49 +214,66 @@ def fit(
     run_dir: checkpoints and metrics go here.
     display: for a person.
     rename: gives the names of a trajectory out anew at each use.
-    on_save: told of each checkpoint.
+    drills: makes the drills, wanted when `config.drill.steps` is not 0.
   """
   rollouts = good(rollouts, config)
+  last = config.drill.steps + config.steps
   store = checkpoint.Checkpoints(run_dir / 'checkpoints')
-  state = jax.tree.map(jnp.copy, state)  # the update takes over its buffers
-  restored = store.restore(state)
-  first = 1
-  if restored is not None:
-    done, state, _ = restored
-    first = done + 1
-    display.say(f'resumed after step {done}')
-  writer = metrics_lib.Writer(
-    run_dir, resume_step=None if restored is None else first - 1
-  )
-  start, tokens = time.monotonic(), 0
-  for step in range(first, config.steps + 1):
-    batch = _batch(rollouts, config, step, rename)
-    state, numbers = learner.fit(state, batch)
-    tokens += int(batch.stats['tokens'])
-    if step % config.log_every == 0 or step == config.steps:
-      spent = time.monotonic() - start
-      numbers['tokens_per_s'] = tokens / spent
-      writer.write(step, {f'sft/{k}': v for k, v in numbers.items()})
-      left = spent / (step - first + 1) * (config.steps - step)
-      display.say(
-        f'sft {step}/{config.steps}: loss {numbers["loss"]:.4f}, '
-        f'{tokens / spent:.0f} tokens/s, about'
-        f' {int(left // 60)}:{int(left % 60):02d} left'
-      )
-    if step % config.save_every == 0 or step == config.steps:
-      store.save(step, state, {})
-      on_save(step, state)
-  writer.close()
-  store.close()
+  with contextlib.closing(store):
+    state = jax.tree.map(jnp.copy, state)  # the update takes over its buffers
+    restored = store.restore(state)
+    first = 1
+    if restored is not None:
+      done, state, _ = restored
+      first = done + 1
+      display.say(f'resumed after step {done}')
+    writer = metrics_lib.Writer(
+      run_dir, resume_step=None if restored is None else first - 1
+    )
+    with contextlib.closing(writer):
+      start, tokens = time.monotonic(), 0
+      for step in range(first, last + 1):
+        if step <= config.drill.steps:
+          assert drills is not None, 'drill.steps wants drills'
+          name, chosen = 'drill', _drills(drills, config, step)
+        else:
+          name = 'sft'
+          chosen = _chosen(rollouts, config, step - config.drill.steps, rename)
+        batch = _rows(chosen, config)
+        state, numbers = learner.fit(state, batch)
+        tokens += int(batch.stats['tokens'])
+        if step % config.log_every == 0 or step == last:
+          spent = time.monotonic() - start
+          numbers['tokens_per_s'] = tokens / spent
+          writer.write(step, {f'{name}/{k}': v for k, v in numbers.items()})
+          left = spent / (step - first + 1) * (last - step)
+          display.say(
+            f'{name} {step}/{last}: loss {numbers["loss"]:.4f}, '
+            f'{tokens / spent:.0f} tokens/s, about'
+            f' {int(left // 60)}:{int(left % 60):02d} left'
+          )
+        if step % config.save_every == 0 or step == last:
+          store.save(step, state, {})
   return state
 
 
-def _batch(
+def _drills(
+  drills: drill_lib.Drills, config: SftConfig, step: int
+) -> list[types.Rollout]:
+  """The drills of a step; no two are the same."""
+  batch = config.drill.batch
+  return [
+    drills.draw(place, np.random.default_rng([config.seed, 2, place]))
+    for place in range((step - 1) * batch, step * batch)
+  ]
+
+
+def _chosen(
   rollouts: Sequence[types.Rollout],
   config: SftConfig,
   step: int,
   rename: Renaming | None,
-) -> trie_lib.TreeBatch:
+) -> list[types.Rollout]:
   """The trajectories of a step, in an order seeded epoch by epoch."""
   total = len(rollouts)
   chosen = []
@@ -263,6 +285,13 @@ def _batch(
       rng = np.random.default_rng([config.seed, 1, place])
       rollout = renamed(rollout, rename.draw(rng))
     chosen.append(rollout)
+  return chosen
+
+
+def _rows(
+  chosen: Sequence[types.Rollout], config: SftConfig
+) -> trie_lib.TreeBatch:
+  """One tree over all, cut into rows; each token weighs the same."""
   batch = trie_lib.pack(
     grow(chosen, config), groups=['sft'] * len(chosen), config=config.pack
   )
