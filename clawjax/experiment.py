@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
@@ -496,8 +495,7 @@ def load_model(
       " 'builtin:tiny' or 'random:PRESET'"
     )
   model = model_files.read_config(folder, **options)
-  params, model = model_files.load_hf(folder, config=model)
-  return jax.tree.map(jnp.asarray, params), model
+  return model_files.load_hf(folder, config=model)
 
 
 def save_model(

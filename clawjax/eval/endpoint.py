@@ -181,9 +181,6 @@ def _tokenizer_of(folder: pathlib.Path) -> str:
 @contextlib.contextmanager
 def _engine(folder: pathlib.Path, tokenizer, config: EndpointConfig):
   """Our engine on the weights of a folder; yields its client."""
-  import jax
-  import jax.numpy as jnp
-
   from clawjax.models import checkpoint
   from clawjax.serving.engine import Engine
   from clawjax.serving.scheduler import Scheduler
@@ -191,7 +188,7 @@ def _engine(folder: pathlib.Path, tokenizer, config: EndpointConfig):
   params, model = checkpoint.load_hf(folder)
   engine = Engine(
     model,
-    jax.tree.map(jnp.asarray, params),
+    params,
     slots=config.slots,
     window=config.window,
     page_size=config.page_size,
