@@ -36,7 +36,9 @@ def get_config():
   c.expert.skill = 0.5
   c.expert.rename = True
   c.sft.drill.steps = 700
-  c.sft.drill.batch = 64
+  c.sft.drill.even = 150
+  c.sft.drill.batch = 96
+  c.sft.drill.shortest = 6
   c.sft.steps = 400
   c.sft.batch = 40
   c.sft.pack.row_tokens = 2048

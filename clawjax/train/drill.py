@@ -11,6 +11,10 @@ is nothing but copying. Names are listed, then asked for again,
 half of the tokens are copies, each with names never listed in that order
 before. Drills come before the trajectories, like any pre-training, and are
 packed and fitted in the same way.
+
+The first `even` steps list the same number of names each time: then the name to
+copy stands at a fixed distance, which is soon found, and a layer learns to hand
+a name on. Finding it at any distance is learned on top of that.
 """
 
 from __future__ import annotations
@@ -30,11 +34,13 @@ class DrillConfig:
 
   Attributes:
     steps: optimiser steps; 0: none.
+    even: of these, the first so many with `shortest` names throughout.
     batch: drills per step.
     shortest, longest: names per drill.
   """
 
   steps: int = 0
+  even: int = 0
   batch: int = 40
   shortest: int = 4
   longest: int = 24
@@ -64,7 +70,9 @@ class Drills:
   def draw(self, number: int, rng: np.random.Generator) -> types.Rollout:
     """Drill number `number`, as a trajectory of one call."""
     config = self._config
-    count = int(rng.integers(config.shortest, config.longest + 1))
+    even = number < config.even * config.batch
+    longest = config.shortest if even else config.longest
+    count = int(rng.integers(config.shortest, longest + 1))
     chosen = rng.integers(0, len(self._listed), count)
     form = int(rng.integers(0, 2))
     prompt = [i for w in chosen for i in self._listed[w][form]] + self._end

@@ -30,6 +30,17 @@ def test_the_answer_is_the_list():
   assert forms == {True, False}  # listed with and without blanks
 
 
+def test_the_first_drills_are_all_of_one_length():
+  config = drill.DrillConfig(steps=4, even=2, batch=5, shortest=3, longest=9)
+  drills = drill.Drills(TINY, words.WORDS, config)
+  lengths = [
+    len(drills.draw(n, np.random.default_rng(n)).calls[0].prompt_ids)
+    for n in range(60)
+  ]
+  assert set(lengths[:10]) == {4}  # three names and the end of the turn
+  assert len(set(lengths[10:])) > 4
+
+
 def test_an_empty_drill_is_refused():
   with pytest.raises(errors.ConfigError, match='shortest'):
     build(drill.DrillConfig, {'shortest': 0}, path='drill')
