@@ -223,7 +223,7 @@ def kill(group: Group) -> None:
       os.kill(pid, signal.SIGKILL)
 
 
-def remove(group: Group, wait_s: float = 2.0) -> bool:
+def remove(group: Group, wait_s: float = 20.0) -> bool:
   """Kills what is left and removes the groups; whether all are gone.
 
   A group can be removed only some time after its last process has ended.
