@@ -318,7 +318,7 @@ class DockerSandbox:
       image,
       # A first process that reaps what commands leave behind. (Docker's own
       # `init` is mounted below /sbin, which is the host's and read-only.)
-      ['/bin/sh', '-c', 'sleep infinity & wait'],
+      ['/bin/sh', '-c', 'tail -f /dev/null & wait'],
       name=self.id,
       # Root without a capability: what runs as 1000 cannot end it.
       user='0:0',
