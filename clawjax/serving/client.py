@@ -7,12 +7,13 @@ A request is queued from the event loop, its sample comes back through
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clawjax.serving.request import OnTokens
-from clawjax.types import Sample, SamplingParams
+from clawjax.types import Sample, SamplingParams, sampling_seed
 
 if TYPE_CHECKING:
   from clawjax.serving.scheduler import Scheduler
@@ -79,6 +80,34 @@ class LocalClient:
     except asyncio.CancelledError:
       self._scheduler.cancel(request)
       raise
+
+  async def sample_many(
+    self,
+    prompt_ids: np.ndarray,
+    params: SamplingParams,
+    count: int,
+    *,
+    session_id: str = '',
+  ) -> list[Sample]:
+    """`count` continuations of one prompt, prefilled once.
+
+    The i-th has the seed `sampling_seed(params.seed, 'sample', i)`. All but the
+    first find the prompt's full pages in the prefix cache.
+    """
+    return list(
+      await asyncio.gather(
+        *[
+          self.sample(
+            prompt_ids,
+            dataclasses.replace(
+              params, seed=sampling_seed(params.seed, 'sample', i)
+            ),
+            session_id=session_id,
+          )
+          for i in range(count)
+        ]
+      )
+    )
 
   async def close(self) -> None:
     """Nothing to release: the scheduler is its owner's."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,8 @@ import numpy as np
 
 from clawjax.errors import EngineError
 from clawjax.models import qwen3
-from clawjax.serving import paged, sampler
+from clawjax.models.sharding import Sharding
+from clawjax.serving import programs, sampler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +67,9 @@ class Burst:
     stopped_B: bool, the last token was a stop id.
     finite_B: bool, every log-prob of the row is a number.
     routes_BNLA: int16 experts of the *fed* tokens (dense models: None).
+    kept_BNR: int32 ids that each draw chose from, likeliest first, filled up
+      with -1; None unless the engine records them.
+    kept_count_BN: int32 how many there were, R or not; None likewise.
     steps: steps that the device ran.
   """
 
@@ -77,6 +81,8 @@ class Burst:
   finite_B: np.ndarray
   routes_BNLA: np.ndarray | None
   steps: int
+  kept_BNR: np.ndarray | None = None
+  kept_count_BN: np.ndarray | None = None
 
 
 class Engine:
@@ -95,6 +101,9 @@ class Engine:
     max_chunk: int = 512,
     version: int = 0,
     cache_dtype: str | None = None,
+    record_kept: int = 0,
+    sharding: Sharding | None = None,
+    attention: Literal['auto', 'gather', 'kernel'] = 'auto',
   ):
     """Copies `params` and sets aside the pages.
 
@@ -109,6 +118,11 @@ class Engine:
       max_chunk: most tokens per prefill call; a power of two.
       version: policy version of `params`.
       cache_dtype: number format of keys and values; None: the model's.
+      record_kept: R, most ids recorded per draw of the set that top_k, top_p
+        and min_p left, for replay in the loss; 0 records none.
+      sharding: mesh for weights and pages (heads along its tensor axis); None:
+        the default device.
+      attention: see `programs.py`; 'auto' takes the kernel on TPUs.
     """
     # Unrolled layers: a scan would copy every layer's pages on each call.
     self.config = config.replace(scan_layers=False, remat='none')
@@ -126,6 +140,7 @@ class Engine:
       )
     self.pages = pages
     self.burst = burst
+    self.record_kept = record_kept
     self.chunks = _buckets(32, max_chunk, 4)
     self.batches = _buckets(2, slots, 4)
     self.contexts = _buckets(
@@ -133,18 +148,35 @@ class Engine:
     )
     dtype = jnp.dtype(cache_dtype or config.dtype)
     shape = (pages, page_size, 2 * config.kv_heads, config.head_size)
-    self._pools = [jnp.zeros(shape, dtype) for _ in range(config.layers)]
+    if attention == 'auto':
+      attention = 'kernel' if jax.default_backend() == 'tpu' else 'gather'
+    place = programs.Place(attention, sharding)
+    self._where = self._pools_where = None
+    if sharding is not None:
+      self._where = sharding.of(qwen3.table(self.config))
+      self._pools_where = sharding.named((None, None, 'kv_heads', None))
+    self._pools = [
+      jnp.zeros(shape, dtype, device=self._pools_where)
+      for _ in range(config.layers)
+    ]
     self._params: Any = None
     self.version = version
     self.load_params(params, version)
     self._prefill = jax.jit(
-      partial(_prefill, config=self.config), donate_argnames='pools'
-    )
-    self._decode = jax.jit(
-      partial(_decode, config=self.config, burst=burst),
+      partial(programs.prefill, config=self.config, place=place),
       donate_argnames='pools',
     )
-    self._copy = jax.jit(_copy, donate_argnames='pools')
+    self._decode = jax.jit(
+      partial(
+        programs.decode,
+        config=self.config,
+        burst=burst,
+        record_kept=record_kept,
+        place=place,
+      ),
+      donate_argnames='pools',
+    )
+    self._copy = jax.jit(programs.copy_page, donate_argnames='pools')
 
   def load_params(self, params: Any, version: int) -> None:
     """Takes a copy of `params`; the old weights serve until it is complete.
@@ -176,6 +208,9 @@ class Engine:
           f'{np.shape(leaf)}',
           kind='bad_params',
         )
+    # A copy on the engine's own mesh, whatever mesh the parameters came on.
+    if self._where is not None:
+      params = jax.device_put(params, self._where)
     copied = jax.tree.map(lambda x, s: jnp.array(x, s.dtype), params, want)
     self._params = jax.block_until_ready(copied)
     self.version = version
@@ -234,7 +269,7 @@ class Engine:
     self._pools, out = self._decode(
       self._params,
       pools=self._pools,
-      batch=dataclasses.asdict(batch) | {'draws': batch.draws},
+      batch=dict(vars(batch)),
       version=np.int32(self.version),
       steps=np.int32(min(steps, self.burst)),
       min_active=np.int32(max(1, min_active)),
@@ -259,139 +294,3 @@ def _buckets(first: int, last: int, ratio: int) -> tuple[int, ...]:
     out.append(size)
     size *= ratio
   return (*out, last)
-
-
-def _prefill(params, pools, tokens_T, table_P, start, count, *, config):
-  size = pools[0].shape[1]
-  slot_T = jnp.arange(tokens_T.shape[0])
-  position_T = start + slot_T
-  real_T = slot_T < count
-  page_T = jnp.where(real_T, table_P[position_T // size], 0)
-  offset_T = position_T % size
-
-  def attend(pool, q_BTHC, k_BTKC, v_BTKC):
-    pool = paged.write(pool, paged.join(k_BTKC[0], v_BTKC[0]), page_T, offset_T)
-    out_THC = paged.prefill_attention(
-      q_BTHC[0],
-      pool,
-      table_P,
-      start,
-      start + count,
-      block_pages=16,
-    )
-    return out_THC[None], pool
-
-  _, pools, routes = qwen3.apply(
-    params,
-    config,
-    tokens_T[None],
-    position_T[None],
-    attend=attend,
-    layer_states=pools,
-  )
-  return pools, None if routes is None else routes[0].astype(jnp.int16)
-
-
-def _decode(params, pools, batch, version, steps, min_active, *, config, burst):
-  table_BP, length_B = batch['table_BP'], batch['length_B']
-  draws, budget_B = batch['draws'], batch['budget_B']
-  rows, size = table_BP.shape[0], pools[0].shape[1]
-  contexts = [paged.gather(pool, table_BP) for pool in pools]
-  kv_heads, width = config.kv_heads, config.head_size
-  tail = jnp.zeros((rows, kv_heads, burst, width), pools[0].dtype)
-  experts = (config.layers, config.experts_per_token) if config.experts else ()
-  out = {
-    'token_BN': jnp.zeros((rows, burst), jnp.int32),
-    'logprob_BN': jnp.zeros((rows, burst), jnp.float32),
-    'raw_logprob_BN': jnp.zeros((rows, burst), jnp.float32),
-    'count_B': jnp.zeros(rows, jnp.int32),
-    'stopped_B': jnp.zeros(rows, bool),
-    'finite_B': jnp.ones(rows, bool),
-  }
-  if experts:
-    out['routes_BNLA'] = jnp.zeros((rows, burst, *experts), jnp.int16)
-
-  def step(carry):
-    i, token_B, active_B, tails, out = carry
-
-    def attend(state, q_BTHC, k_BTKC, v_BTKC):
-      context, (k_tail, v_tail) = state
-      k_new = k_BTKC.transpose(0, 2, 1, 3).astype(k_tail.dtype)
-      v_new = v_BTKC.transpose(0, 2, 1, 3).astype(v_tail.dtype)
-      k_tail = jax.lax.dynamic_update_slice(k_tail, k_new, (0, 0, i, 0))
-      v_tail = jax.lax.dynamic_update_slice(v_tail, v_new, (0, 0, i, 0))
-      mixed_BHC = paged.decode_attention(
-        q_BTHC[:, 0], context, length_B, (k_tail, v_tail), i
-      )
-      return mixed_BHC[:, None], (k_tail, v_tail)
-
-    hidden_BTD, tails, routes = qwen3.apply(
-      params,
-      config,
-      token_B[:, None],
-      (length_B + i)[:, None],
-      attend=attend,
-      layer_states=list(zip(contexts, tails, strict=True)),
-    )
-    logits_BV = qwen3.logits(params, config, hidden_BTD[:, 0])
-    drawn = sampler.sample(logits_BV, draws, version, batch['index_B'] + i)
-    stop_B = (drawn.token_B[:, None] == batch['stop_BE']).any(-1) & active_B
-    finite_B = jnp.isfinite(drawn.logprob_B) & jnp.isfinite(drawn.raw_logprob_B)
-    count_B = out['count_B'] + active_B
-
-    def put(name, value):
-      return out[name].at[:, i].set(value.astype(out[name].dtype))
-
-    new = {
-      'token_BN': put('token_BN', drawn.token_B),
-      'logprob_BN': put('logprob_BN', drawn.logprob_B),
-      'raw_logprob_BN': put('raw_logprob_BN', drawn.raw_logprob_B),
-      'count_B': count_B,
-      'stopped_B': out['stopped_B'] | stop_B,
-      'finite_B': out['finite_B'] & (finite_B | ~active_B),
-    }
-    if experts:
-      new['routes_BNLA'] = put('routes_BNLA', routes[:, 0])
-    active_B &= ~stop_B & finite_B & (count_B < budget_B)
-    return i + 1, drawn.token_B, active_B, tails, new
-
-  def going(carry):
-    i, _, active_B, _, _ = carry
-    return (i < steps) & (active_B.sum() >= min_active)
-
-  i, _, _, tails, out = jax.lax.while_loop(
-    going,
-    step,
-    (
-      jnp.int32(0),
-      batch['token_B'],
-      budget_B > 0,
-      [(tail, tail) for _ in pools],
-      out,
-    ),
-  )
-  # The tail's keys and values move to the pages; what a row did not draw goes
-  # to scratch.
-  slot_N = jnp.arange(burst)
-  position_BN = length_B[:, None] + slot_N
-  page_BN = jnp.take_along_axis(
-    table_BP,
-    jnp.minimum(position_BN // size, table_BP.shape[1] - 1),
-    axis=1,
-  )
-  page_BN = jnp.where(slot_N < out['count_B'][:, None], page_BN, 0)
-  offset_BN = position_BN % size
-  pools = [
-    paged.write(
-      pool,
-      paged.join(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)),
-      page_BN,
-      offset_BN,
-    )
-    for pool, (k, v) in zip(pools, tails, strict=True)
-  ]
-  return pools, {'routes_BNLA': None, **out, 'steps': i}
-
-
-def _copy(pools, source, target):
-  return [pool.at[target].set(pool[source]) for pool in pools]

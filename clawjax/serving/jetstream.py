@@ -59,7 +59,7 @@ def prepare() -> Any:
     jax.tree_map = jax.tree.map
   if 'seqio' not in sys.modules:
     try:
-      import seqio  # noqa: F401
+      import seqio
     except ImportError:
       seqio = types.ModuleType('seqio')
       seqio.vocabularies = types.ModuleType('seqio.vocabularies')

@@ -33,6 +33,14 @@ def write(
   return pool.at[page_N, offset_N].set(kv_N2KC.astype(pool.dtype))
 
 
+def page_at(
+  table_BP: jax.Array, position_BN: jax.Array, size: int, real_BN: jax.Array
+) -> jax.Array:
+  """Page numbers of positions; scratch where `real_BN` is false."""
+  slot_BN = jnp.minimum(position_BN // size, table_BP.shape[1] - 1)
+  return jnp.where(real_BN, jnp.take_along_axis(table_BP, slot_BN, axis=1), 0)
+
+
 def gather(pool: jax.Array, table_BP: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Keys and values of whole rows of pages, each [B, K, P * size, C]."""
   batch, pages = table_BP.shape

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -21,6 +22,19 @@ from clawjax.types import Finish, Sample, SamplingParams
 MAX_STOP_IDS = 8
 OnTokens = Callable[[list[int], list[float], int], None]
 Deliver = Callable[[Sample | None, Exception | None], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptSample(Sample):
+  """A sample with the sets that its tokens were drawn from.
+
+  Attributes:
+    kept: per token the int32 ids that top_k, top_p and min_p had left,
+      likeliest first, or None where there were more than the engine records
+      (then the cut cannot be replayed exactly).
+  """
+
+  kept: tuple[np.ndarray | None, ...] = ()
 
 
 @dataclasses.dataclass(eq=False)
@@ -39,6 +53,7 @@ class Request:
     ids: prompt and drawn tokens.
     logprobs, raw_logprobs: per drawn token.
     versions: policy version per drawn token.
+    kept: set that each token was drawn from, where recorded.
     path: locked nodes of the prefix tree that this sequence reads.
     own: its private pages, after those of `path`.
     cached: tokens whose keys and values are in pages.
@@ -63,6 +78,7 @@ class Request:
   logprobs: list[float] = dataclasses.field(default_factory=list)
   raw_logprobs: list[float] = dataclasses.field(default_factory=list)
   versions: list[int] = dataclasses.field(default_factory=list)
+  kept: list[np.ndarray | None] = dataclasses.field(default_factory=list)
   path: list[Node] = dataclasses.field(default_factory=list)
   own: list[int] = dataclasses.field(default_factory=list)
   cached: int = 0
@@ -100,7 +116,7 @@ class Request:
   def cut(self, drawn: int) -> None:
     """Forgets all drawn tokens after the first `drawn`."""
     del self.ids[len(self.prompt) + drawn :]
-    for row in (self.logprobs, self.raw_logprobs, self.versions):
+    for row in (self.logprobs, self.raw_logprobs, self.versions, self.kept):
       del row[drawn:]
 
   def sample(self, finish: Finish) -> Sample:
@@ -114,7 +130,10 @@ class Request:
       every = np.full((len(self.ids), *known.shape[1:]), -1, np.int16)
       every[: len(known)] = known
       prompt_routes, routes = every[:size], every[size:]
-    return Sample(
+    kind = Sample
+    if self.kept:
+      kind = partial(KeptSample, kept=tuple(self.kept))
+    return kind(
       token_ids=np.asarray(self.ids[size:], np.int32),
       logprobs=np.asarray(self.logprobs, np.float32),
       raw_logprobs=np.asarray(self.raw_logprobs, np.float32),

@@ -171,4 +171,10 @@ class Sequences:
     assert request.cached == len(request.ids) - 1
     if burst.routes_BNLA is not None:
       request.routes.append(burst.routes_BNLA[row, :count])
+    if burst.kept_BNR is not None:
+      most = burst.kept_BNR.shape[-1]
+      for i in range(count):
+        size = int(burst.kept_count_BN[row, i])
+        whole = size <= most
+        request.kept.append(burst.kept_BNR[row, i, :size] if whole else None)
     return count

@@ -19,7 +19,8 @@ CONFIG = qwen3.Config.tiny(
 
 def make_params(seed=0, config=CONFIG, scale=6.0):
   """Random weights; the head is scaled so that distributions are not flat."""
-  params = qwen3.init(config, jax.random.key(seed))
+  init = jax.jit(qwen3.init, static_argnums=0)  # one program, not twenty
+  params = init(config, jax.random.key(seed))
   return {**params, 'embed': params['embed'] * scale}
 
 

@@ -42,13 +42,15 @@ def greedy_by_scheduler(engine, prompts, count):
   client = scheduler.client()
 
   async def all_of_them():
-    return await asyncio.gather(*[
-      client.sample(
-        np.asarray(p, np.int32),
-        SamplingParams(temperature=0, max_tokens=count, stop_ids=(96,)),
-      )
-      for p in prompts
-    ])
+    return await asyncio.gather(
+      *[
+        client.sample(
+          np.asarray(p, np.int32),
+          SamplingParams(temperature=0, max_tokens=count, stop_ids=(96,)),
+        )
+        for p in prompts
+      ]
+    )
 
   samples = asyncio.run(all_of_them())
   scheduler.stop()
@@ -98,11 +100,7 @@ def test_grpc_client_gets_the_schedulers_tokens(api, params):
         for prompt in prompts
       ]
       got = [
-        [
-          i
-          for part in stream
-          for i in part.stream_content.samples[0].token_ids
-        ]
+        [i for part in stream for i in part.stream_content.samples[0].token_ids]
         for stream in streams
       ]
   finally:

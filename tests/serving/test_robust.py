@@ -264,3 +264,15 @@ async def test_higher_priority_goes_first():
   await asyncio.gather(*tasks)
   assert order.index('high') <= 2
   running.stop()
+
+
+async def test_many_samples_of_one_prompt_prefill_it_once():
+  running = start(FakeEngine())
+  prompt = np.arange(1, 31)
+  samples = await running.client().sample_many(
+    prompt, SamplingParams(max_tokens=5), 4
+  )
+  assert [s.token_ids.tolist() for s in samples] == [expected(prompt, 5)] * 4
+  # 29 tokens to prefill, in pages of 4: the others redo the last part page.
+  assert running.stats()['prefilled_tokens'] == 29 + 3 * 1
+  running.stop()

@@ -1,0 +1,295 @@
+"""Serving on one CPU: tokens per second against peers, and what reuse saves.
+
+  python tests/bench/engine.py --json [--hf PYTHON] [--tunix PYTHON] [--quick]
+
+prints one JSON object. `--hf` and `--tunix` name interpreters that have
+`transformers` with torch, or `google-tunix`: the peers run there, as processes
+of their own, one after the other in the same run, on the same weights (written
+once as a Hugging Face folder), the same prompts and the same forced lengths.
+
+For each batch size, per peer: tokens per wall second and per CPU second of the
+whole process after a warm-up (on a shared machine the second is the steadier
+one), and ratios ours / theirs. `session`: one agent session of 40 turns that
+grows to 16k tokens, with and without the prefix cache. `reuse`: the share of
+the prompt tokens that could be reused which were, on several sessions at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+PROMPT, ANSWER = 256, 64
+
+
+def measure(work, repeats):
+  """Least wall and CPU seconds of `work()` after one warm-up."""
+  work()
+  wall, cpu = [], []
+  for _ in range(repeats):
+    a, b = time.perf_counter(), time.process_time()
+    work()
+    wall.append(time.perf_counter() - a)
+    cpu.append(time.process_time() - b)
+  return min(wall), min(cpu)
+
+
+def model(**fields):
+  """A random Qwen3-MoE of 9 M parameters."""
+  import jax
+
+  from clawjax.models import qwen3
+
+  config = qwen3.Config.tiny(
+    **{
+      'vocab': 8192,
+      'width': 256,
+      'layers': 4,
+      'heads': 8,
+      'kv_heads': 2,
+      'head_size': 32,
+      'experts': 8,
+      'experts_per_token': 2,
+      'expert_width': 256,
+    }
+    | fields
+  )
+  return config, qwen3.init(config, jax.random.key(0))
+
+
+def prompts(count, vocab, seed=0):
+  rng = np.random.default_rng(seed)
+  return rng.integers(10, vocab, (count, PROMPT)).astype(np.int32)
+
+
+def serve(config, params, *, reuse=True, **options):
+  from clawjax.serving.engine import Engine
+  from clawjax.serving.scheduler import Scheduler, SchedulerConfig
+
+  engine = Engine(config, params, **options)
+  return Scheduler(engine, SchedulerConfig(reuse=reuse)).start()
+
+
+def ours(config, params, batches, repeats):
+  """Tokens per second of whole requests: prefill and decode, no reuse."""
+  from clawjax.types import SamplingParams
+
+  out = {}
+  for batch in batches:
+    running = serve(config, params, slots=batch, window=512, reuse=False)
+    client = running.client()
+
+    async def work(batch=batch, client=client):
+      await asyncio.gather(
+        *[
+          client.sample(p, SamplingParams(max_tokens=ANSWER, seed=i))
+          for i, p in enumerate(prompts(batch, config.vocab))
+        ]
+      )
+
+    wall, cpu = measure(lambda work=work: asyncio.run(work()), repeats)
+    running.stop()
+    out[batch] = rates(batch, wall, cpu)
+  return out
+
+
+def rates(batch, wall, cpu):
+  return {
+    'tokens_per_wall_s': batch * ANSWER / wall,
+    'tokens_per_cpu_s': batch * ANSWER / cpu,
+  }
+
+
+def peer(name, python, folder, batches, repeats):
+  script = pathlib.Path(__file__).parent / 'peers' / f'{name}.py'
+  job = {
+    'folder': str(folder),
+    'batches': batches,
+    'prompt': PROMPT,
+    'answer': ANSWER,
+    'repeats': repeats,
+  }
+  done = subprocess.run(
+    [python, str(script), json.dumps(job)],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  if done.returncode:
+    return {'error': done.stderr[-500:]}
+  seconds = json.loads(done.stdout.splitlines()[-1])
+  return {int(b): rates(int(b), *pair) for b, pair in seconds.items()}
+
+
+def session(config, params, *, turns, final):
+  """Seconds of one growing session, with and without the prefix cache."""
+  from clawjax.types import SamplingParams
+
+  new = final // turns - 16
+  out = {}
+  for reuse in (True, False):
+    running = serve(
+      config, params, reuse=reuse, slots=2, window=final + 256, page_size=16
+    )
+    client = running.client()
+
+    async def work(seed, client=client):
+      rng = np.random.default_rng(seed)
+      ids = rng.integers(10, config.vocab, new).astype(np.int32)
+      for turn in range(turns):
+        sample = await client.sample(
+          ids, SamplingParams(max_tokens=16, seed=turn), session_id='s'
+        )
+        more = rng.integers(10, config.vocab, new)
+        ids = np.concatenate([ids, sample.token_ids, more]).astype(np.int32)
+
+    asyncio.run(work(0))  # compiles
+    a, b = time.perf_counter(), time.process_time()
+    asyncio.run(work(1))
+    out['reuse' if reuse else 'whole'] = {
+      'wall_s': time.perf_counter() - a,
+      'cpu_s': time.process_time() - b,
+      'prefilled': running.stats()['prefilled_tokens'] // 2,
+    }
+    running.stop()
+  out['times_faster_wall'] = out['whole']['wall_s'] / out['reuse']['wall_s']
+  out['times_faster_cpu'] = out['whole']['cpu_s'] / out['reuse']['cpu_s']
+  out['turns'], out['tokens'] = turns, final
+  return out
+
+
+def reuse(config, params, *, sessions, turns):
+  """Reused / reusable prompt tokens over groups of sibling sessions.
+
+  Reusable: the longest common prefix with anything this server has been given
+  or has said before this call was sent, but the prompt's last token.
+  """
+  from clawjax.types import SamplingParams
+
+  running = serve(config, params, slots=8, window=2048)
+  client = running.client()
+  seen: list[np.ndarray] = []
+  totals = {'could': 0, 'did': 0, 'prompt': 0}
+
+  def common(a, b):
+    size = min(len(a), len(b))
+    differ = np.flatnonzero(a[:size] != b[:size])
+    return int(differ[0]) if len(differ) else size
+
+  async def run(i):
+    rng = np.random.default_rng(i)
+    stem = np.random.default_rng(1000 + i // 4).integers(10, config.vocab, 300)
+    ids = stem.astype(np.int32)
+    for turn in range(turns):
+      could = max((common(ids[:-1], s) for s in seen), default=0)
+      sample = await client.sample(
+        ids, SamplingParams(max_tokens=24, seed=100 * i + turn)
+      )
+      totals['could'] += could
+      totals['did'] += min(could, sample.reused_tokens)
+      totals['prompt'] += len(ids)
+      ids = np.concatenate([ids, sample.token_ids])
+      seen.append(ids[:-1])
+      more = rng.integers(10, config.vocab, rng.integers(20, 120))
+      ids = np.concatenate([ids, more]).astype(np.int32)
+
+  async def all_of_them():
+    await asyncio.gather(*[run(i) for i in range(sessions)])
+
+  asyncio.run(all_of_them())
+  running.stop()
+  return {
+    'share_of_reusable': totals['did'] / max(1, totals['could']),
+    'share_of_prompts': totals['did'] / totals['prompt'],
+  }
+
+
+def load_time(config, params, repeats=5):
+  """Seconds of a weight update while eight sequences decode."""
+  from clawjax.types import SamplingParams
+
+  running = serve(config, params, slots=8, window=512)
+  client = running.client()
+  took = []
+
+  async def work():
+    tasks = [
+      asyncio.create_task(
+        client.sample(p, SamplingParams(max_tokens=ANSWER, seed=i))
+      )
+      for i, p in enumerate(prompts(8, config.vocab))
+    ]
+    while not running.stats()['decoding']:
+      await asyncio.sleep(0.01)
+    before = running.stats()['load_s']
+    await asyncio.to_thread(
+      running.load_params, params, running.engine.version + 1
+    )
+    took.append(running.stats()['load_s'] - before)
+    await asyncio.gather(*tasks)
+
+  for _ in range(repeats):
+    asyncio.run(work())
+  running.stop()
+  return {'pause_s_median': float(np.median(took))}
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--json', action='store_true', help='(always)')
+  parser.add_argument('--hf', help='interpreter with transformers and torch')
+  parser.add_argument('--tunix', help='interpreter with google-tunix')
+  parser.add_argument('--quick', action='store_true', help='small sizes')
+  parser.add_argument('--only', help='ours, session, reuse or load')
+  args = parser.parse_args()
+  batches = [1, 8] if args.quick else [1, 8, 32]
+  repeats = 1 if args.quick else 3
+  config, params = model()
+  out = {'parameters': config.total_params, 'prompt': PROMPT, 'answer': ANSWER}
+
+  def wanted(name):
+    return args.only in (None, name)
+
+  if wanted('ours'):
+    out['ours'] = ours(config, params, batches, repeats)
+    first, last = out['ours'][batches[0]], out['ours'][batches[-1]]
+    out[f'batch_{batches[-1]}_over_1'] = (
+      last['tokens_per_wall_s'] / first['tokens_per_wall_s']
+    )
+    with tempfile.TemporaryDirectory() as folder:
+      from clawjax.models import checkpoint
+
+      checkpoint.save_hf(params, config, folder)
+      for name, python in (('hf', args.hf), ('tunix', args.tunix)):
+        if not python:
+          continue
+        theirs = out[name] = peer(name, python, folder, batches, repeats)
+        if 'error' not in theirs:
+          out[f'ours_over_{name}'] = {
+            b: {k: out['ours'][b][k] / theirs[b][k] for k in theirs[b]}
+            for b in batches
+          }
+  tiny, tiny_params = model(vocab=2048, width=160, heads=4, kv_heads=1,
+                            expert_width=128)  # fmt: skip
+  if wanted('session'):
+    turns, final = (10, 2048) if args.quick else (40, 16384)
+    out['session'] = session(tiny, tiny_params, turns=turns, final=final)
+  if wanted('reuse'):
+    out['reuse'] = reuse(tiny, tiny_params, sessions=8, turns=10)
+  if wanted('load'):
+    out['load'] = load_time(config, params)
+  print(json.dumps(out, indent=2))
+  return 0
+
+
+if __name__ == '__main__':
+  sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+  sys.exit(main())
