@@ -25,9 +25,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-# With at most this many chunks the loop is unrolled: XLA:CPU runs the body of
-# a while loop on one core only.
-_UNROLL = 8
+# With at most this many logits in all the loop over chunks is unrolled: XLA:CPU
+# runs the body of a while loop on one core only. Unrolled chunks may all be
+# alive at once (here 64 MiB).
+_UNROLLED_LOGITS = 2**24
 
 
 def term_logprobs(
@@ -120,7 +121,7 @@ def _forward(rows, unembed, target, vocab_chunk, temperature):
     h, y = xs
     return carry, _one_forward(h, unembed, y, vocab_chunk, temperature)
 
-  _, (logp, entropy, lse) = _loop(one, None, (rows, target))
+  _, (logp, entropy, lse) = _loop(one, None, (rows, target), unembed.shape[1])
   return (logp, entropy), (rows, unembed, target, lse, entropy)
 
 
@@ -158,6 +159,7 @@ def _backward(vocab_chunk, temperature, saved, cotangents):
     one,
     jnp.zeros(unembed.shape, jnp.float32),
     (rows, target, lse, entropy, g_logp, g_entropy),
+    unembed.shape[1],
   )
   return d_rows, d_unembed.astype(unembed.dtype), None
 
@@ -196,6 +198,7 @@ def _spans(size: int, step: int) -> list[tuple[int, int]]:
   return [(i, min(i + step, size)) for i in range(0, size, step)]
 
 
-def _loop(body, carry, xs):
-  count = jax.tree.leaves(xs)[0].shape[0]
-  return lax.scan(body, carry, xs, unroll=count if count <= _UNROLL else 1)
+def _loop(body, carry, xs, vocab):
+  target = xs[1]
+  small = target.size * vocab <= _UNROLLED_LOGITS
+  return lax.scan(body, carry, xs, unroll=target.shape[0] if small else 1)

@@ -53,3 +53,44 @@ def test_pairs_on_the_host_equal_pairs_on_the_device(ends):
   q, k = np.indices((64, 64))
   seen = (k <= q) & (q < padded[:, None, :])
   assert got == seen.reshape(3, 4, 16, 4, 16).any((2, 4)).sum()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('chip', ['v5p:2x2x1', 'v5e:2x2', 'v6e:2x2'])
+@pytest.mark.parametrize('slots', [8192, 65536])
+def test_compiles_for_a_tpu(monkeypatch, chip, slots):
+  """Forward and backward through XLA's TPU compiler, with the head shapes of
+  Qwen3-8B (32 of 8) at 8k and Qwen3-30B-A3B (32 of 4) at 64k."""
+  pytest.importorskip('libtpu', reason="no TPU compiler; install '.[tpu]'")
+  monkeypatch.setenv('TPU_SKIP_MDS_QUERY', '1')
+  monkeypatch.setenv('TPU_ACCELERATOR_TYPE', 'v5p-8')
+  monkeypatch.setenv('TPU_WORKER_HOSTNAMES', 'localhost')
+  from jax.experimental import topologies
+
+  topology = topologies.get_topology_desc(platform='tpu', topology_name=chip)
+  mesh = jax.sharding.Mesh(np.array(topology.devices)[:1], ('x',))
+  place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+  def shape(*dims, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(dims, dtype, sharding=place)
+
+  def run(q, k, v, end, d_out):
+    out, back = jax.vjp(
+      lambda *x: pallas_tree.pallas_attention(*x, end, scale=0.1), q, k, v
+    )
+    return out, *back(d_out)
+
+  H, K = (32, 8) if slots == 8192 else (32, 4)
+  compiled = (
+    jax.jit(run)
+    .lower(
+      shape(1, slots, H, 128),
+      shape(1, slots, K, 128),
+      shape(1, slots, K, 128),
+      shape(1, slots, dtype=jnp.int32),
+      shape(1, slots, H, 128),
+    )
+    .compile()
+  )
+  # 64k x 32 heads in float32 is 1 GiB; a [T, T] mask would be 4 GiB of bytes.
+  assert compiled.memory_analysis().temp_size_in_bytes < 3.5 * 2**30
