@@ -52,7 +52,7 @@ def mount(name: str) -> Mount:
 
 async def compile_cache(harness: Any, backend: Any) -> bool:
   """Makes the cache of a Node harness; whether it is there afterwards."""
-  folder = _folder(harness.name)
+  folder = _folder(getattr(harness, 'package', harness.name))
   if (folder / '.whole').exists():
     return True
   inside = f'{sandbox_base.WORKSPACE}/compiled'

@@ -22,8 +22,7 @@ import time
 
 from clawjax import sandbox
 from clawjax.errors import SandboxError
-from clawjax.sandbox import base
-
+from clawjax.sandbox import base, watch
 
 uids: set[int] = set()  # of our sandboxes; others may run here too
 
@@ -92,18 +91,13 @@ def left(backend) -> dict[str, int]:
     for parent in set(backend.tree.parents.values())
     for g in parent.glob('clawjax-sbx-*')
   ]
-  processes = 0
-  for entry in pathlib.Path('/proc').glob('[0-9]*'):
-    try:
-      processes += entry.stat().st_uid in uids
-    except OSError:
-      continue
   mounts = pathlib.Path('/proc/self/mounts').read_text()
   return {
     'folders': len(list(backend._run.path.glob('sbx-*'))),
     'mounts': mounts.count(run),
     'cgroups': len(groups),
-    'processes': processes,
+    # Zombies that PID 1 has not reaped yet are not counted.
+    'processes': sum(len(watch.of_uid(u)) for u in uids if u is not None),
   }
 
 
