@@ -31,7 +31,9 @@ def get_config():
 # Serves cases: one JSON line in (arguments, what, folder), one line out (status).
 # The child's output goes to files in the case's folder.
 SERVER = """
-import errno, json, os, runpy, sys, types
+import errno, json, os, runpy, signal, sys, types
+# A suite started in the background hands on an ignored SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from absl import flags
 from ml_collections import config_flags
 from clawjax import errors

@@ -18,11 +18,11 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-class FakeMesh:
+def FakeMesh(**sizes):
   """A mesh as far as sizes go, without the devices."""
-
-  def __init__(self, **sizes):
-    self.shape = {axis: sizes.get(axis, 1) for axis in MESH_AXES}
+  return jax.sharding.AbstractMesh(
+    tuple(sizes.get(axis, 1) for axis in MESH_AXES), tuple(MESH_AXES)
+  )
 
 
 def test_logical_axes_become_mesh_axes():
