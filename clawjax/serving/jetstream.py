@@ -62,11 +62,12 @@ def prepare() -> Any:
       import seqio
     except ImportError:
       seqio = types.ModuleType('seqio')
-      seqio.vocabularies = types.ModuleType('seqio.vocabularies')
+      vocabularies = types.ModuleType('seqio.vocabularies')
       for name in ('Vocabulary', 'SentencePieceVocabulary'):
-        setattr(seqio.vocabularies, name, type(name, (), {}))
+        setattr(vocabularies, name, type(name, (), {}))
+      seqio.__dict__['vocabularies'] = vocabularies
       sys.modules['seqio'] = seqio
-      sys.modules['seqio.vocabularies'] = seqio.vocabularies
+      sys.modules['seqio.vocabularies'] = vocabularies
   try:
     with _quiet_root():
       from jetstream.core import orchestrator  # noqa: F401

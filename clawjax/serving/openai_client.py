@@ -157,10 +157,13 @@ class Sglang:
 
 
 def _finish(reason: str) -> Finish:
-  if reason in ('stop', 'length'):
-    return reason
-  if reason == 'abort':
-    return 'aborted'
+  known: dict[str, Finish] = {
+    'stop': 'stop',
+    'length': 'length',
+    'abort': 'aborted',
+  }
+  if reason in known:
+    return known[reason]
   raise ValueError(f'unknown finish reason {reason!r}')
 
 
