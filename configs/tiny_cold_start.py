@@ -35,11 +35,11 @@ def get_config():
   c.expert.trajectories = 1850
   c.expert.skill = 0.5
   c.expert.rename = True
-  c.sft.drill.steps = 700
+  c.sft.drill.steps = 900
   c.sft.drill.even = 150
   c.sft.drill.batch = 96
   c.sft.drill.shortest = 6
-  c.sft.steps = 400
+  c.sft.steps = 1600
   c.sft.batch = 40
   c.sft.pack.row_tokens = 2048
   c.sft.pack.row_buckets = (2048,)
@@ -47,7 +47,7 @@ def get_config():
   c.optim.learning_rate = 3e-3
   c.optim.schedule = 'cosine'
   c.optim.warmup_steps = 50
-  c.optim.decay_steps = 1100
+  c.optim.decay_steps = 2500
   c.optim.final_fraction = 0.05
   c.optim.weight_decay = 0.01
   c.loop.evaluate.tasks = 72
