@@ -4,10 +4,11 @@
 
 A scripted expert, right about one time in three, plays generated tasks through
 the real pi agent in its sandbox; the proxy captures the trajectories as it would
-a teacher model's. A fresh 2.5 M-parameter Qwen3-MoE is fitted to the captured
-model tokens, then evaluated on tasks not seen, sampled and greedy. The expert
-errs at its decision points (wrong file, wrong order, wrong column, stopping
-early), so the model starts out knowing the moves but not which are right.
+a teacher model's. A fresh 2.0 M-parameter Qwen3-MoE learns to copy names in
+drills, is fitted to the captured model tokens, then evaluated on tasks not
+seen, sampled and greedy. The expert errs at its decision points (wrong file,
+wrong order, wrong column, stopping early), so the model starts out knowing the
+moves but not which are right.
 """
 
 from clawjax import experiment

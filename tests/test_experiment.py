@@ -57,6 +57,18 @@ def test_saved_weights_come_back_in_bfloat16_precision(tmp_path):
     np.testing.assert_allclose(a, b, rtol=2**-8, atol=1e-6)
 
 
+def test_the_shipped_model_loads_and_is_small():
+  params, model = experiment.load_model(experiment.ModelSection(), 0)
+  assert model.experts > model.experts_per_token > 1  # a real MoE
+  assert model.qk_norm and model.heads > model.kv_heads
+  assert 1e6 < model.total_params < 5e6
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+  folder = experiment.DATA / 'tiny'
+  assert sum(p.stat().st_size for p in folder.iterdir()) <= 8 * 2**20
+  shipped = (folder / 'tokenizer.json').read_bytes()
+  assert shipped == tokenizers.load('tiny').path.read_bytes()
+
+
 def test_a_missing_model_names_the_way_out():
   with pytest.raises(errors.CheckpointError, match='builtin:tiny'):
     experiment.load_model(experiment.ModelSection('no/such/folder'), 0)
