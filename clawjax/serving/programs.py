@@ -79,6 +79,13 @@ class Place:
         starts,
         jnp.array([table.shape[0]], jnp.int32),
         sm_scale=q.shape[-1] ** -0.5,
+        # Named, because the kernel's own table asks which TPU this is, and a
+        # machine that only compiles has none.
+        num_kv_pages_per_block=max(
+          1, min(table.shape[1], 512 // pool.shape[1])
+        ),
+        num_queries_per_block=min(64, q.shape[0]),
+        vmem_limit_bytes=64 * 2**20,
       )
 
     return self.over_heads(
