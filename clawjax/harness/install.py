@@ -209,15 +209,12 @@ def install(
 def _npm(wanted: Package, part: pathlib.Path) -> None:
   for file in ('package.json', 'package-lock.json'):
     shutil.copyfile(wanted.pins / file, part / file)
-  options = json.loads((part / 'package.json').read_text()).get('clawjax', {})
   found = node()
   program = pathlib.Path(found.host).parent
   _run(
     [
       *found.npm,
-      # `ci` takes the lock to the letter; a manifest may ask for `install`,
-      # which keeps to it too but forgives gaps.
-      *(['install', '--no-save'] if options.get('npm') else ['ci']),
+      'ci',  # Takes the lock to the letter.
       '--ignore-scripts',
       '--no-audit',
       '--no-fund',

@@ -66,7 +66,35 @@ def test_every_pin_names_one_version_and_no_host():
     if package.kind == 'npm':
       lock = json.loads((folder / 'package-lock.json').read_text())
       entries = [v for k, v in lock['packages'].items() if k]
-      assert all('integrity' in e for e in entries if not e.get('inBundle'))
+      assert all(e.get('integrity') for e in entries if may_be_installed(e))
+      assert missing(lock) == [], f'npm ci would refuse the lock of {folder}'
+
+
+def may_be_installed(entry):
+  """Whether `npm ci` on Linux x64 (glibc) would fetch it."""
+  if entry.get('inBundle'):
+    return False
+  wanted = {'os': 'linux', 'cpu': 'x64', 'libc': 'glibc'}
+  return not entry.get('optional') or all(
+    value in entry.get(key, [value]) for key, value in wanted.items()
+  )
+
+
+def missing(lock):
+  """What an entry depends on and no entry of the lock stands for."""
+  packages = lock['packages']
+  found = []
+  for place, entry in packages.items():
+    names = {**entry.get('dependencies', {})}
+    names |= entry.get('optionalDependencies', {})
+    for name in names:
+      folder = place
+      while f'{folder}/node_modules/{name}'.lstrip('/') not in packages:
+        if not folder:
+          found.append(f'{place}: {name}')
+          break
+        folder = folder.rpartition('node_modules/')[0].rstrip('/')
+  return found
 
 
 async def test_a_users_own_harness(roll, tmp_path):
