@@ -12,8 +12,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import errno
 import json
 import logging
+import os
+import pathlib
 import secrets
 import signal
 import sys
@@ -60,6 +63,22 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
+def _record_dir(name: str) -> pathlib.Path | None:
+  """The folder of records, made and tried now and not at the first call."""
+  if not name:
+    return None
+  path = pathlib.Path(name)
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+    if not os.access(path, os.W_OK | os.X_OK):
+      raise PermissionError(errno.EACCES, 'it may not be written')
+  except OSError as e:
+    raise errors.ConfigError(
+      f'--record-dir: wanted a folder at {path}, got: {e.strerror}'
+    ) from e
+  return path
+
+
 async def _run(args: argparse.Namespace) -> None:
   tokenizer = tokenizers.load(args.tokenizer)
   token = args.admin_token or secrets.token_urlsafe(24)
@@ -73,7 +92,7 @@ async def _run(args: argparse.Namespace) -> None:
     _client(args.backend, tokenizer, args.window),
     tokenizer,
     config=config,
-    record_dir=args.record_dir or None,
+    record_dir=_record_dir(args.record_dir),
     admin_token=token,
   )
   for name, lost in proxy.resume().items():

@@ -1,6 +1,9 @@
 """Runs the proxy's app on a unix socket or a port, inside the current loop.
 
 async with serve(proxy.app, uds=path): ...
+
+An address that cannot be had (taken, forbidden, no such host) is a
+`ConfigError` before anything is served.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import pathlib
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
+
+from clawjax import errors
 
 
 @contextlib.asynccontextmanager
@@ -31,26 +36,19 @@ async def serve(
 
   Yields:
     The base URL (`http://host:port`), or the socket's path.
+
+  Raises:
+    ConfigError: the address cannot be had.
   """
   import uvicorn
 
   if uds is not None:
-    path = pathlib.Path(uds)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    # A sandbox's unprivileged user connects to it.
-    path.chmod(0o666)
-    address = str(path)
+    listener = _unix_listener(pathlib.Path(uds))
+    address = str(uds)
   else:
-    family = socket.AF_INET6 if ':' in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
+    listener = _tcp_listener(host, port)
     shown = f'[{host}]' if ':' in host else host
     address = f'http://{shown}:{listener.getsockname()[1]}'
-  listener.listen(2048)
   config = uvicorn.Config(
     app,
     log_level='warning',
@@ -77,6 +75,42 @@ async def serve(
     listener.close()
     if uds is not None:
       pathlib.Path(uds).unlink(missing_ok=True)
+
+
+def _unix_listener(path: pathlib.Path) -> socket.socket:
+  listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_socket():  # Left by a proxy that was killed.
+      path.unlink()
+    listener.bind(str(path))
+    # A sandbox's unprivileged user connects to it.
+    path.chmod(0o666)
+    listener.listen(2048)
+  except OSError as e:
+    listener.close()
+    raise errors.ConfigError(
+      f'wanted a unix socket at {path}, got: {e.strerror or e}; name a short '
+      'path in a folder that this user may write'
+    ) from e
+  return listener
+
+
+def _tcp_listener(host: str, port: int) -> socket.socket:
+  family = socket.AF_INET6 if ':' in host else socket.AF_INET
+  listener = socket.socket(family, socket.SOCK_STREAM)
+  try:
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    listener.listen(2048)
+  except (OSError, OverflowError, UnicodeError) as e:
+    listener.close()
+    raise errors.ConfigError(
+      f'wanted to listen on {host} port {port}, got: '
+      f'{getattr(e, "strerror", None) or e}; choose an address of this machine '
+      'and a port that is free, or port 0 for any'
+    ) from e
+  return listener
 
 
 def _Server(config: Any) -> Any:
