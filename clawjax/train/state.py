@@ -1,6 +1,7 @@
 """What a training step carries from one to the next, and the optimiser.
 
-`TrainState` is a pytree: parameters, optimiser state and two counters. One
+`TrainState` is a pytree: parameters, optimiser state and two counters (with a
+value model there are two of them, `ActorCriticState`). One
 `apply_gradients` is one optimiser step; when the gradient holds a nan or an inf
 nothing moves but the `skipped` counter (0 * nan is nan, so the choice is made
 with a select, never with a product).
@@ -14,15 +15,21 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from optax import contrib
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
-  """AdamW with a schedule and global-norm clipping.
+  """AdamW or Muon, with a schedule and global-norm clipping.
 
   The paper gives none of these; all values are ours.
 
   Attributes:
+    optimizer: 'adamw', or 'muon': the momentum of each weight matrix made
+      orthogonal (Jordan et al. 2024, through `optax.contrib.muon`); what is not
+      a matrix of a layer (embeddings, head, norms, biases, router) goes by AdamW
+      with Nesterov momentum.
+    adam_share: with 'muon', the rate of AdamW as a share of `learning_rate`.
     learning_rate: peak rate, per optimiser step.
     schedule: shape after warm-up; 'cosine' and 'linear' fall to
       `final_fraction * learning_rate` at `decay_steps`.
@@ -34,6 +41,8 @@ class OptimConfig:
     moment_dtype: dtype of the first moment ('float32' or 'bfloat16').
   """
 
+  optimizer: Literal['adamw', 'muon'] = 'adamw'
+  adam_share: float = 0.15
   learning_rate: float = 1e-6
   schedule: Literal['constant', 'cosine', 'linear'] = 'constant'
   warmup_steps: int = 0
@@ -72,6 +81,22 @@ class TrainState(NamedTuple):
   skipped: jax.Array
 
 
+class ActorCriticState(NamedTuple):
+  """States of the policy and of the value model, saved together.
+
+  Attributes:
+    policy, critic: a `TrainState` each.
+  """
+
+  policy: TrainState
+  critic: TrainState
+
+  @property
+  def params(self) -> Any:
+    """Parameters of the policy."""
+    return self.policy.params
+
+
 def schedule(config: OptimConfig) -> optax.Schedule:
   """Learning rate by optimiser step."""
   peak = config.learning_rate
@@ -92,6 +117,32 @@ def schedule(config: OptimConfig) -> optax.Schedule:
   return optax.join_schedules([ramp, main], [config.warmup_steps])
 
 
+# Axes from the end: those summed over, those put out (see `qwen3.table`).
+_MATRIX = {
+  **dict.fromkeys(('q', 'k', 'v'), ((3,), (2, 1))),
+  'o': ((3, 2), (1,)),
+  **dict.fromkeys(('gate', 'up', 'down'), ((2,), (1,))),
+}
+
+
+def matrices(params: Any) -> Any:
+  """What Muon takes as a matrix: `MuonDimensionNumbers`, or None for AdamW.
+
+  Axes that are neither summed over nor put out (layers, experts) hold a matrix
+  for each index.
+  """
+
+  def one(path: tuple[Any, ...], leaf: Any) -> Any:
+    entry = path[-1]
+    axes = _MATRIX.get(entry.key if hasattr(entry, 'key') else '')
+    if axes is None:
+      return None
+    ins, outs = (tuple(leaf.ndim - a for a in side) for side in axes)
+    return contrib.MuonDimensionNumbers(ins, outs)
+
+  return jax.tree_util.tree_map_with_path(one, params)
+
+
 def make_optimizer(config: OptimConfig) -> optax.GradientTransformation:
   """The optimiser of `config`; decay spares vectors (norms, biases)."""
 
@@ -101,17 +152,34 @@ def make_optimizer(config: OptimConfig) -> optax.GradientTransformation:
   parts = []
   if config.max_grad_norm:
     parts.append(optax.clip_by_global_norm(config.max_grad_norm))
-  parts.append(
-    optax.adamw(
-      schedule(config),
-      b1=config.b1,
-      b2=config.b2,
-      eps=config.eps,
-      weight_decay=config.weight_decay,
-      mask=decayed,
-      mu_dtype=jnp.dtype(config.moment_dtype),
+  rate = schedule(config)
+  dtype = jnp.dtype(config.moment_dtype)
+  if config.optimizer == 'adamw':
+    parts.append(
+      optax.adamw(
+        rate,
+        b1=config.b1,
+        b2=config.b2,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mask=decayed,
+        mu_dtype=dtype,
+      )
     )
-  )
+  else:
+    parts.append(
+      contrib.muon(
+        rate,
+        weight_decay=config.weight_decay,
+        weight_decay_mask=decayed,
+        mu_dtype=dtype,
+        adam_b1=config.b1,
+        adam_b2=config.b2,
+        adam_weight_decay=config.weight_decay,
+        adam_learning_rate=lambda step: config.adam_share * rate(step),
+        muon_weight_dimension_numbers=matrices,
+      )
+    )
   return optax.chain(*parts)
 
 

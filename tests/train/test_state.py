@@ -1,11 +1,13 @@
 """The optimiser step: Adam by hand, clipping, and nothing on a bad gradient."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from clawjax import errors
 from clawjax.config import build
+from clawjax.models import qwen3
 from clawjax.train import state
 
 
@@ -72,3 +74,67 @@ def test_schedules_by_hand():
 def test_impossible_schedule_is_one_clear_error():
   with pytest.raises(errors.ConfigError, match='decay_steps > warmup_steps'):
     build(state.OptimConfig, {'schedule': 'cosine'}, path='optim')
+
+
+def _layers(rng):
+  def draw(*shape):
+    return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+  return {
+    'embed': draw(7, 6),
+    'layers': [
+      {
+        'q': draw(6, 2, 3),
+        'o': draw(2, 3, 6),
+        'up': draw(4, 6, 5),
+        'router': draw(6, 4),
+        'attention_norm': draw(6),
+      }
+      for _ in range(2)
+    ],
+  }
+
+
+def _moves(config, params, grads):
+  optimizer = state.make_optimizer(config)
+  before = state.init(params, optimizer)
+  after, _ = state.apply_gradients(before, grads, optimizer)
+  return jax.tree.map(lambda a, b: np.asarray(a - b), after.params, params)
+
+
+def test_muon_moves_a_matrix_by_an_orthogonal_one():
+  # Its Newton-Schulz iteration brings singular values into about [0.7, 1.2].
+  params = _layers(np.random.default_rng(0))
+  grads = _layers(np.random.default_rng(1))
+  config = state.OptimConfig(
+    optimizer='muon', learning_rate=0.1, adam_share=0.5, max_grad_norm=0.0
+  )
+  moved = _moves(config, params, grads)
+  layer = moved['layers'][0]
+  for matrix in (
+    layer['q'].reshape(6, 6),
+    layer['o'].reshape(6, 6),
+    *layer['up'],
+  ):
+    values = np.linalg.svd(matrix / 0.1, compute_uv=False)
+    assert values.min() > 0.5 and values.max() < 1.3, values
+  # The rest goes by AdamW with Nesterov momentum: with g the gradient, the
+  # first step's numerator is b1 (1 - b1) g / (1 - b1^2) + g, its root is |g|.
+  first = 0.1 * 0.5 * (1 + 0.9 / 1.9)
+  for rest in (moved['embed'], layer['router'], layer['attention_norm']):
+    np.testing.assert_allclose(abs(rest), first, rtol=1e-4)
+
+
+def test_muon_does_not_mind_stacked_layers():
+  params = _layers(np.random.default_rng(0))
+  grads = _layers(np.random.default_rng(1))
+  config = state.OptimConfig(optimizer='muon', learning_rate=0.1)
+  listed = _moves(config, params, grads)
+  stacked = _moves(
+    config, qwen3.stack_layers(params), qwen3.stack_layers(grads)
+  )
+  wanted = qwen3.stack_layers(listed)
+  for got, want in zip(
+    jax.tree.leaves(stacked), jax.tree.leaves(wanted), strict=True
+  ):
+    np.testing.assert_allclose(got, want, atol=1e-5)
