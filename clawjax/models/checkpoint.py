@@ -212,7 +212,10 @@ class Folder:
       target = Path(self.where) / name
       target.parent.mkdir(parents=True, exist_ok=True)
       part = target.with_name(target.name + '.part')
+      part.touch()
+      mode = part.stat().st_mode
       yield part
+      part.chmod(mode)  # safetensors closes its files to others
       os.replace(part, target)
       return
     system, path = self._system()

@@ -77,6 +77,13 @@ def test_bfloat16_on_disk_rounds_once(tmp_path):
   )
 
 
+def test_files_are_as_open_as_any_other(tmp_path):
+  checkpoint.save_hf(_params(MOE), MOE, tmp_path)
+  (tmp_path / 'plain').touch()
+  mode = (tmp_path / 'plain').stat().st_mode
+  assert {p.stat().st_mode for p in tmp_path.iterdir()} == {mode}
+
+
 def test_projections_by_hand(tmp_path):
   """HF computes x @ W.T and cuts rows into heads; so must the loaded q."""
   checkpoint.save_hf(_params(MOE), MOE, tmp_path)
