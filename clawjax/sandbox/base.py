@@ -23,7 +23,7 @@ import dataclasses
 import pathlib
 import stat
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 MIB = 1 << 20
 
@@ -228,6 +228,16 @@ class Backend(Protocol):
 
   async def sweep(self) -> int:
     """Removes what dead owners left; returns how many sandboxes."""
+
+  async def reap(self, sandbox: Any) -> None:
+    """Removes a sandbox of ours whose own destroy failed or hangs.
+
+    Goes another way than `destroy` does (a process or a connection of its own)
+    and waits for nothing that destroy holds; safe to repeat.
+
+    Raises:
+      SandboxError: it is not gone.
+    """
 
 
 def changed(

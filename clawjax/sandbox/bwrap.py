@@ -111,6 +111,7 @@ class BwrapBackend:
     self.as_root = os.geteuid() == 0
     self.use_cgroups = use_cgroups
     self.use_quota = use_quota and self.as_root
+    self.uids = leases.Uids(leases.default_root() / 'uids')
     self._run: leases.Run | None = None
     self._mounts = _Mounts()
     self.live: dict[str, BwrapSandbox] = {}
@@ -133,7 +134,6 @@ class BwrapBackend:
       (etc / name).write_text(text)
     shutil.copyfile(_RELAY, run.path / 'relay.py')
     (run.path / 'relay.py').chmod(0o644)
-    self.uids = leases.Uids(leases.default_root() / 'uids')
     self.tree = (
       cgroups.find()
       if self.use_cgroups
@@ -232,6 +232,29 @@ class BwrapBackend:
     """Destroys the sandboxes of owners that are no longer alive."""
     return await asyncio.to_thread(self._sweep)
 
+  async def reap(self, sandbox: BwrapSandbox) -> None:
+    """See `base.Backend`: the record is undone by a process of its own."""
+    sandbox._gone = True
+    sandbox.kill()
+    if sandbox.record.exists():
+      job = await asyncio.create_subprocess_exec(
+        *(sys.executable, '-m', 'clawjax.sandbox.undo', str(sandbox.record)),
+        cwd=pathlib.Path(__file__).parents[2],
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+      )
+      try:
+        _, text = await job.communicate()
+      except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+          job.kill()
+        await job.wait()
+        raise
+      if job.returncode:
+        raise SandboxError(text.decode(errors='replace').strip()[-500:])
+    self.live.pop(sandbox.id, None)
+
   def _sweep(self) -> int:
     if not self.root.is_dir():
       return 0
@@ -254,6 +277,8 @@ class BwrapBackend:
       {c: pathlib.Path(p) for c, p in facts['groups'].items()},
     )
     uid = facts['uid']
+    if uid is not None and not self.uids.held(uid, facts['holder']):
+      uid = None  # undone before; the uid may be another sandbox's by now
     if group.folders and not cgroups.remove(group):
       raise OSError(errno.EBUSY, 'control group is still in use')
     if uid is not None:
@@ -287,12 +312,14 @@ class BwrapSandbox:
   def make(self) -> None:
     """Blocking part of the creation."""
     backend = self.backend
+    holder = f'{os.getpid()} {self.id}'
     if backend.as_root:
-      self.uid = backend.uids.lease(f'{os.getpid()} {self.id}')
+      self.uid = backend.uids.lease(holder)
     tree = backend.tree
     self.facts = {
       'folder': str(self.folder),
       'uid': self.uid,
+      'holder': holder,
       'mounted': backend.use_quota,
       'version': tree.version,
       'groups': {
@@ -594,7 +621,7 @@ class BwrapSandbox:
         await asyncio.sleep(0.01)
       if self.facts is not None:
         try:
-          await asyncio.to_thread(self.backend.undo, self.record, self.facts)
+          await process.apart(self.backend.undo, self.record, self.facts)
         except OSError as e:
           raise SandboxError(f'destroying {self.id}: {e}') from e
       elif self.uid is not None:

@@ -60,6 +60,30 @@ def _own(lines: list[str]) -> dict[str, str]:
   return result
 
 
+def free_memory(root: pathlib.Path = ROOT) -> list[int]:
+  """Bytes left below each memory limit that surrounds this process."""
+  try:
+    lines = pathlib.Path('/proc/self/cgroup').read_text().splitlines()
+  except OSError:
+    return []
+  own = _own(lines)
+  if (root / 'cgroup.controllers').exists():
+    top, path = root, own.get('', '/')
+    names = ('memory.max', 'memory.current')
+  else:
+    top, path = root / 'memory', own.get('memory', '/')
+    names = ('memory.limit_in_bytes', 'memory.usage_in_bytes')
+  found = []
+  folder = top / path.lstrip('/')
+  for at in (folder, *folder.parents):
+    if not at.is_relative_to(top):
+      break
+    with contextlib.suppress(OSError, ValueError):
+      limit, used = (int((at / name).read_text()) for name in names)
+      found.append(max(0, limit - used))
+  return found
+
+
 def find(root: pathlib.Path = ROOT) -> Tree:
   """Looks where this process may make groups, by making one."""
   try:

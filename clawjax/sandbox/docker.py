@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clawjax.errors import SandboxError
-from clawjax.sandbox import base, leases
+from clawjax.sandbox import base, leases, process
 
 LABEL = 'clawjax.owner'
 _LOCAL_IMAGE = 'clawjax-local:1'
@@ -47,6 +47,7 @@ class _Host:
 
   url: str
   client: Any
+  asked: str = ''
   live: int = 0
   fault: str = ''
 
@@ -107,6 +108,8 @@ class DockerBackend:
       one that the environment names.
     image: image of the sandboxes; '' binds the host's /usr.
     tls: keyword arguments of `docker.tls.TLSConfig` for `tcp://` hosts.
+    bundled: the image holds all that harnesses mount below /opt, as that of
+      `launch/docker` does: it is not bound from the host.
     timeout_s: of one request to a daemon.
   """
 
@@ -118,10 +121,12 @@ class DockerBackend:
     hosts: Sequence[str] = ('',),
     image: str = '',
     tls: Mapping[str, Any] | None = None,
+    bundled: bool = False,
     timeout_s: float = 120.0,
   ):
     self.urls, self.image = tuple(hosts), image
     self.tls, self.timeout_s = tls, timeout_s
+    self.bundled = bundled
     self.live: dict[str, DockerSandbox] = {}
     self._hosts: list[_Host] | None = None
     self._lock = threading.Lock()
@@ -150,7 +155,8 @@ class DockerBackend:
     shown = url or os.environ.get('DOCKER_HOST', 'the default socket')
     try:
       if url:
-        tls = docker.tls.TLSConfig(**self.tls) if self.tls else False
+        secure = self.tls and url.startswith('tcp:')
+        tls = docker.tls.TLSConfig(**self.tls) if secure else False
         client = docker.DockerClient(
           base_url=url, timeout=self.timeout_s, tls=tls
         )
@@ -158,8 +164,8 @@ class DockerBackend:
         client = docker.from_env(timeout=self.timeout_s)
       client.ping()
     except Exception as e:  # docker, requests, paramiko: each has its own
-      return _Host(shown, None, fault=str(e).split('\n')[0])
-    return _Host(shown, client)
+      return _Host(shown, None, url, fault=str(e).split('\n')[0])
+    return _Host(shown, client, url)
 
   def _image(self, host: _Host, name: str) -> str:
     """Name of the image to use, made when it is ours and missing."""
@@ -223,6 +229,27 @@ class DockerBackend:
     """Removes containers whose owner on this machine has ended."""
     return await asyncio.to_thread(self._sweep)
 
+  async def reap(self, sandbox: DockerSandbox) -> None:
+    """See `base.Backend`: over a new connection, by name."""
+    sandbox._gone = True
+    try:
+      await process.apart(self._reap, sandbox)
+    except Exception as e:
+      raise SandboxError(f'removing {sandbox.id}: {e}') from e
+    sandbox._forget()
+
+  def _reap(self, sandbox: DockerSandbox) -> None:
+    import docker
+
+    host = self._connect(sandbox.host.asked)
+    if host.client is None:
+      raise SandboxError(f'{host.url}: {host.fault}')
+    try:
+      with contextlib.suppress(docker.errors.NotFound):
+        _remove(host.client.containers.get(sandbox.id))
+    finally:
+      host.client.close()
+
   def _sweep(self) -> int:
     count = 0
     for host in self._open():
@@ -279,7 +306,11 @@ class DockerSandbox:
 
     spec, backend = self.spec, self.backend
     image = backend._image(self.host, spec.image)
-    binds = [(str(h), i) for h, i in spec.readonly]
+    binds = [
+      (str(h), i)
+      for h, i in spec.readonly
+      if not (backend.bundled and i.startswith('/opt/'))
+    ]
     if image == _LOCAL_IMAGE:
       binds += [
         (p, p)
@@ -578,14 +609,17 @@ class DockerSandbox:
     self._gone = True
     try:
       if self.container is not None:
-        await asyncio.to_thread(_remove, self.container)
+        await process.apart(_remove, self.container)
       else:
-        await asyncio.to_thread(self._remove_by_name)
+        await process.apart(self._remove_by_name)
     except Exception as e:
       self._gone = False
       raise SandboxError(f'destroying {self.id}: {e}') from e
-    self.host.live -= 1
-    self.backend.live.pop(self.id, None)
+    self._forget()
+
+  def _forget(self) -> None:
+    if self.backend.live.pop(self.id, None) is not None:
+      self.host.live -= 1
 
   def _remove_by_name(self) -> None:
     """For a creation that was cut short: it may have come to be."""

@@ -46,8 +46,9 @@ class FakeBackend:
 
   Args:
     answer: runs the commands; by default each ends with 0 and no output.
-    fail: called with 'create' or 'destroy'; an exception that it raises is
-      the fault of that step.
+    fail: called with 'create', 'destroy' or 'reap'; an exception that it
+      raises is the fault of that step, and what it returns to be awaited is
+      how long the step hangs.
   """
 
   name = 'fake'
@@ -56,7 +57,7 @@ class FakeBackend:
     self,
     answer: Callable[[Command], Answer] | None = None,
     *,
-    fail: Callable[[str], None] = lambda stage: None,
+    fail: Callable[[str], Awaitable[None] | None] = lambda stage: None,
   ):
     self.answer = answer or (lambda command: base.ExecResult(0))
     self.fail = fail
@@ -69,7 +70,7 @@ class FakeBackend:
 
   async def create(self, spec: base.SandboxSpec) -> FakeSandbox:
     """See `base.Backend`."""
-    self.fail('create')
+    await self._step('create')
     self.made += 1
     sandbox = FakeSandbox(self, spec, f'fake-{self.made}')
     self.live[sandbox.id] = sandbox
@@ -78,6 +79,16 @@ class FakeBackend:
   async def sweep(self) -> int:
     """Nothing outlives the process."""
     return 0
+
+  async def reap(self, sandbox: FakeSandbox) -> None:
+    """See `base.Backend`."""
+    if sandbox.id in self.live:
+      await self._step('reap')
+      self.live.pop(sandbox.id, None)
+
+  async def _step(self, stage: str) -> None:
+    if (hang := self.fail(stage)) is not None:
+      await hang
 
   async def close(self) -> None:
     """Forgets all."""
@@ -172,8 +183,8 @@ class FakeSandbox:
   async def destroy(self) -> None:
     """See `base.Sandbox`."""
     if self.id in self.backend.live:
-      self.backend.fail('destroy')
-      del self.backend.live[self.id]
+      await self.backend._step('destroy')
+      self.backend.live.pop(self.id, None)
 
   def _check(self) -> None:
     if self.id not in self.backend.live:

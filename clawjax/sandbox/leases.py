@@ -102,10 +102,12 @@ class Uids:
   """Leases uids, one per live sandbox, over all processes of this machine."""
 
   def __init__(self, folder: pathlib.Path):
-    self.folder = private_folder(folder)
+    self.folder = folder
 
   def lease(self, holder: str) -> int:
     """A uid that no live sandbox has."""
+    private_folder(self.folder.parent)
+    private_folder(self.folder)
     span = LAST_UID - FIRST_UID + 1
     start = random.randrange(span)
     for i in range(span):
@@ -123,6 +125,13 @@ class Uids:
       f'all uids from {FIRST_UID} to {LAST_UID} are in use; '
       f'see the leases in {self.folder}'
     )
+
+  def held(self, uid: int, holder: str) -> bool:
+    """Whether the lease of a uid is (still) that of `holder`."""
+    try:
+      return (self.folder / str(uid)).read_text() == holder
+    except FileNotFoundError:
+      return False
 
   def release(self, uid: int) -> None:
     """Gives a uid back."""

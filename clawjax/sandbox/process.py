@@ -11,9 +11,12 @@ import asyncio
 import contextlib
 import dataclasses
 import pathlib
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
+T = TypeVar('T')
 _CHUNK = 1 << 16
 
 
@@ -136,6 +139,35 @@ async def run(
   outcome.truncated = any(k.truncated for k in kept)
   outcome.seconds = time.monotonic() - start
   return outcome
+
+
+async def apart(work: Callable[..., T], *args: Any) -> T:
+  """Runs blocking `work` in a thread of its own.
+
+  The shared pool has few threads: one that hangs there takes a place from all
+  others, this one only its own. The thread is not waited for at exit.
+  """
+  loop = asyncio.get_running_loop()
+  future: asyncio.Future[T] = loop.create_future()
+
+  def settle(result: T | None, error: BaseException | None) -> None:
+    if not future.done():
+      if error is None:
+        future.set_result(result)
+      else:
+        future.set_exception(error)
+
+  def run() -> None:
+    result, error = None, None
+    try:
+      result = work(*args)
+    except BaseException as e:
+      error = e
+    with contextlib.suppress(RuntimeError):  # the loop has been closed
+      loop.call_soon_threadsafe(settle, result, error)
+
+  threading.Thread(target=run, name=work.__name__, daemon=True).start()
+  return await future
 
 
 async def _reap(process, kill: Callable[[], None]) -> None:
