@@ -8,6 +8,8 @@
   --harness           once per harness, or several with commas
   --model             once per model: a Hugging Face folder, builtin:tiny,
                       scripted:FILE, openai:URL or anthropic:URL
+  --judge             once per model that grades rubrics, behind any
+                      OpenAI-compatible API (the paper's is gpt-5.4)
 
 Prints a line per cell, writes DIR/report.html, DIR/results.json, the rollouts
 and their transcripts. The same command goes on where it was cut short.
@@ -30,7 +32,7 @@ from clawjax import sandbox as sandbox_lib
 from clawjax.eval import bench, board, endpoint, page, scores
 from clawjax.eval import run as run_lib
 from clawjax.tasks import __main__ as tasks_command
-from clawjax.tasks import formats
+from clawjax.tasks import formats, judge, scoring
 
 SYNTH = 'synth'
 
@@ -81,6 +83,35 @@ def parser() -> argparse.ArgumentParser:
   p.add_argument('--slots', type=int, default=8)
   p.add_argument('--upstream-model', default='', help='of a hosted API')
   p.add_argument('--api-key-env', default='', help='of a hosted API')
+  j = p.add_argument_group('judges and graders')
+  j.add_argument('--judge', action='append', default=[], metavar='MODEL')
+  j.add_argument('--judge-url', default='', help="API; default the SDK's own")
+  j.add_argument('--judge-key-env', default='OPENAI_API_KEY')
+  j.add_argument('--judge-concurrency', type=int, default=8)
+  j.add_argument('--judge-cache', default='', help='folder of answers')
+  j.add_argument(
+    '--judge-price', default='', help='US dollars per million tokens: IN,OUT'
+  )
+  j.add_argument('--code-only', action='store_true', help='leave rubrics out')
+  j.add_argument(
+    '--renormalise-missing',
+    action='store_true',
+    help='a side without a number leaves the other alone',
+  )
+  j.add_argument(
+    '--no-aliases',
+    action='store_true',
+    help="graders see the harness's own tool names",
+  )
+  j.add_argument(
+    '--process',
+    default='off',
+    choices=['off', 'last', 'best', 'checks'],
+    help='score the workspace before each call too',
+  )
+  j.add_argument(
+    '--canaries', action='store_true', help='plant files that tell on readers'
+  )
   p.add_argument('--export', default='', help='atif, chat, or both by comma')
   p.add_argument(
     '--baseline', type=pathlib.Path, help='DIR of another evaluation'
@@ -153,6 +184,7 @@ async def _run(args: argparse.Namespace) -> list[bench.Cell]:
       upstream_model=args.upstream_model,
       api_key_env=args.api_key_env,
     ),
+    scoring=scoring_of(args),
   )
   return await bench.run(
     args.out,
@@ -163,6 +195,47 @@ async def _run(args: argparse.Namespace) -> list[bench.Cell]:
     config=config,
     say=lambda text: print(text, file=sys.stderr, flush=True),
   )
+
+
+def scoring_of(args: argparse.Namespace) -> scoring.Scoring:
+  """Judges and options of the score.
+
+  Raises:
+    ConfigError: a flag is not right.
+  """
+  prices: list[float] | list[None] = [None, None]
+  if args.judge_price:
+    try:
+      prices = [float(x) for x in args.judge_price.split(',')]
+      assert len(prices) == 2
+    except (ValueError, AssertionError):
+      raise errors.ConfigError(
+        f'--judge-price: wanted IN,OUT, got {args.judge_price!r}'
+      ) from None
+  if args.judge_concurrency < 1:
+    raise errors.ConfigError('wanted --judge-concurrency >= 1')
+  try:
+    return scoring.Scoring(
+      judges=tuple(
+        judge.JudgeConfig(
+          model=model,
+          base_url=args.judge_url,
+          api_key_env=args.judge_key_env,
+          concurrency=args.judge_concurrency,
+          cache_dir=args.judge_cache,
+          price_in=prices[0],
+          price_out=prices[1],
+        )
+        for model in args.judge
+      ),
+      code_only=args.code_only,
+      renormalise_missing=args.renormalise_missing,
+      aliases=not args.no_aliases,
+      process=args.process,
+      canaries=args.canaries,
+    )
+  except ValueError as error:
+    raise errors.ConfigError(f'--judge: {error}') from error
 
 
 def load_sets(args: argparse.Namespace) -> list[bench.TaskSet]:

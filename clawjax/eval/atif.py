@@ -29,7 +29,7 @@ import numpy as np
 from clawjax import trie as trie_lib
 from clawjax import types
 from clawjax.chat import template
-from clawjax.eval import conversation
+from clawjax.rollout import conversation
 
 VERSION = 'ATIF-v1.8'
 
@@ -254,6 +254,9 @@ class _Writer:
     reason = self._trie.reasons[turn.owner]
     if reason:
       step['extra']['not_trained'] = reason
+    rises = (self._rollout.extra.get('process') or {}).get('rewards') or {}
+    if call.call_id in rises:
+      step['extra']['reward'] = rises[call.call_id]
     return step
 
 

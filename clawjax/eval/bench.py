@@ -32,6 +32,7 @@ from clawjax.proxy import serve as serve_lib
 from clawjax.rollout import fleet as fleet_lib
 from clawjax.rollout import run as rollout_lib
 from clawjax.sandbox import base as sandbox_base
+from clawjax.tasks import scoring as scoring_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +65,7 @@ class BenchConfig:
     retries: share of the rollouts that may be run again for faults of ours.
     export: any of 'atif', 'chat'.
     endpoint: how models are served.
+    scoring: judges and options of the score.
   """
 
   samples: int = 1
@@ -75,6 +77,7 @@ class BenchConfig:
   retries: float = 0.1
   export: tuple[str, ...] = ()
   endpoint: endpoint.EndpointConfig = endpoint.EndpointConfig()
+  scoring: scoring_lib.Scoring = scoring_lib.Scoring()
 
   @property
   def greedy(self) -> bool:
@@ -139,6 +142,7 @@ async def run(
     ClawjaxError: something that a person can put right.
   """
   _check(models, harnesses, sets)
+  _check_judges(sets, config.scoring)
   probe = await backend.probe()
   if not probe.ok:
     raise errors.SandboxError(probe.text)
@@ -146,17 +150,32 @@ async def run(
   for harness in harnesses:
     await harness.prepare(backend)
   cells = []
-  for spec in models:
-    async with _serve(spec, config, out) as served:
-      here = [
-        _open_cell(out, served, harness, tasks, config)
-        for harness in harnesses
-        for tasks in sets
-      ]
-      cells += await _run_model(
-        out, served, here, harnesses, sets, backend, config, say
-      )
+  try:
+    for spec in models:
+      async with _serve(spec, config, out) as served:
+        here = [
+          _open_cell(out, served, harness, tasks, config)
+          for harness in harnesses
+          for tasks in sets
+        ]
+        cells += await _run_model(
+          out, served, here, harnesses, sets, backend, config, say
+        )
+  finally:
+    await scoring_lib.close_judges()
   return cells
+
+
+def _check_judges(sets, scoring: scoring_lib.Scoring) -> None:
+  """A rubric without a judge is told before anything runs."""
+  for tasks in sets:
+    asked = [t.id for t in tasks.tasks if scoring_lib.wants_judge(t, scoring)]
+    if asked and not scoring.judges:
+      raise errors.ConfigError(
+        f'{len(asked)} tasks of {tasks.name} have a rubric (the first is '
+        f'{asked[0]}): name a judge with --judge, or leave rubrics out where '
+        'there is a grader with --code-only'
+      )
 
 
 def _check(models, harnesses, sets) -> None:
@@ -221,6 +240,8 @@ def _open_cell(
     'time_limit_s': config.time_limit_s,
     'token_budget': config.token_budget,
   }
+  if config.scoring != scoring_lib.Scoring():
+    facts['scoring'] = scoring_lib.identity(config.scoring)
   facts = json.loads(json.dumps(facts, default=str))
   cell = Cell(model.name, harness.name, tasks.name, harness.version, facts)
   path = out / 'cells' / f'{cell.slug}.json'
@@ -294,6 +315,7 @@ async def _run_model(
       time_limit_s=config.time_limit_s,
       token_budget=config.token_budget,
       sampling=dict(config.sampling),
+      scoring=config.scoring,
     ),
     out_dir=out,
   )

@@ -17,7 +17,7 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clawjax.eval import bench, page, published, scores
+from clawjax.eval import bench, judges, page, published, scores
 from clawjax.eval import run as run_lib
 
 
@@ -51,6 +51,11 @@ def results(cells: Sequence[bench.Cell], config: BoardConfig) -> dict[str, Any]:
         'from': f'{a.model} through {a.harness}',
         'to': f'{b.model} through {b.harness}',
         **_plain(dataclasses.asdict(d)),
+        'solved': _plain(
+          dataclasses.asdict(
+            scores.difference(a.trials, b.trials, threshold=config.threshold)
+          )
+        ),
       }
       for a, b, d in pairs(cells)
     ],
@@ -67,6 +72,7 @@ def _cell_json(cell: bench.Cell, config: BoardConfig) -> dict[str, Any]:
     'facts': dict(cell.facts),
     'scores': _plain(dataclasses.asdict(summary)),
     'weighted_pass1': _weighted(cell.trials, config),
+    **judges.facts(cell.trials),
   }
   for key in ('domain', 'family'):
     parts = scores.split(cell.trials, key)
@@ -135,7 +141,8 @@ def render(
   for name in names:
     here = [c for c in cells if c.tasks == name]
     body.append(_task_set(name, here, config))
-  body.append(_differences(cells, baseline))
+  body.append(_differences(cells, baseline, config))
+  body.append(judges.section(cells))
   body.append(_errors(cells))
   body.append(_what_ran(cells))
   facts = (
@@ -336,9 +343,10 @@ def _listing(cells: Sequence[bench.Cell], config: BoardConfig) -> str:
   for task_id in order[: config.listed]:
     row = [page.escape(task_id)]
     for cell, trials in zip(cells, by_cell, strict=True):
-      row.append(
-        ' '.join(_link(cell, t) for t in trials.get(task_id, ())) or page.NONE
-      )
+      links = [
+        _link(cell, t, config.threshold) for t in trials.get(task_id, ())
+      ]
+      row.append(' '.join(links) or page.NONE)
     rows.append(row)
   if not rows:
     return '<p class="cap">No task was run.</p>'
@@ -361,19 +369,21 @@ def _by_task(cell: bench.Cell) -> dict[str, list[scores.Trial]]:
   return found
 
 
-def _link(cell: bench.Cell, t: scores.Trial) -> str:
+def _link(cell: bench.Cell, t: scores.Trial, threshold: float) -> str:
   name = f'{run_lib.slug(t.task_id)}.{t.sample_index}.html'
   path = urllib.parse.quote(f'transcripts/{cell.slug}/{name}')
   tone, text = '', t.outcome
   if t.scored and t.reward is not None:
     text = f'{t.reward:.2f}'
-    tone = ' good' if scores.solved(t.reward) else ' bad'
+    tone = ' good' if scores.solved(t.reward, threshold) else ' bad'
   hint = page.escape(page.one_line(f'{t.outcome} {t.reason}'.strip(), 300))
   return f'<a class="pill{tone}" href="{path}" title="{hint}">{text}</a>'
 
 
 def _differences(
-  cells: Sequence[bench.Cell], baseline: Sequence[bench.Cell]
+  cells: Sequence[bench.Cell],
+  baseline: Sequence[bench.Cell],
+  config: BoardConfig,
 ) -> str:
   several = len({c.tasks for c in cells}) > 1
   rows = []
@@ -386,6 +396,11 @@ def _differences(
         page.number(d.before),
         page.number(d.after),
         page.signed(d.change.value) + page.span(d.change.low, d.change.high),
+        page.signed(
+          scores.difference(
+            a.trials, b.trials, threshold=config.threshold
+          ).change.value
+        ),
         f'{d.better} / {d.worse} / {d.equal}',
         '&lt; 0.001' if d.p_value < 0.001 else f'{d.p_value:.3f}',
       ]
@@ -394,12 +409,14 @@ def _differences(
     return ''
   head = [
     *(['tasks'] if several else []),
-    *('from', 'to', 'from', 'to', 'change', 'better / worse / equal', 'p'),
+    *('from', 'to', 'from', 'to', 'change', 'solved'),
+    *('better / worse / equal', 'p'),
   ]
   return page.section(
     'Differences',
     page.table(head, rows, text_columns=range(2 + several)),
-    lead='Paired by task, over the tasks that both sides scored.',
+    lead='Paired by task, over the tasks that both sides scored: mean scores, '
+    'and the change of the share solved.',
   )
 
 

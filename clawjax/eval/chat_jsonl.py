@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from clawjax import types
 from clawjax.chat import template
-from clawjax.eval import conversation
+from clawjax.rollout import conversation
 
 
 def lines(

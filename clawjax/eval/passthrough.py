@@ -20,7 +20,13 @@ import os
 import pathlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import (
+  AsyncIterator,
+  Awaitable,
+  Callable,
+  Mapping,
+  Sequence,
+)
 from typing import Any
 
 import numpy as np
@@ -48,6 +54,8 @@ class _Session:
   key: str
   sampling: Mapping[str, Any]
   record: pathlib.Path | None
+  gate: Callable[[int], Awaitable[None]] | None = None
+  talks: list[list[types.Message]] = dataclasses.field(default_factory=list)
   calls: list[types.Call] = dataclasses.field(default_factory=list)
   served: int = 0
   pending: int = 0
@@ -63,7 +71,10 @@ class Passthrough:
 
   Attributes:
     app: the ASGI app.
+    tokenizer: None, for there are no ids; see `messages`.
   """
+
+  tokenizer = None
 
   def __init__(
     self,
@@ -144,9 +155,17 @@ class Passthrough:
     rollout_id: str,
     *,
     sampling: Mapping[str, Any] | None = None,
+    gate: Callable[[int], Awaitable[None]] | None = None,
     **options: Any,
   ) -> _Session:
-    """Opens a session; options that need our own engine are not for here."""
+    """Opens a session; options that need our own engine are not for here.
+
+    Args:
+      rollout_id: its id.
+      sampling: overrides what the harness asks for.
+      gate: awaited with the number of each call before it is passed on.
+      **options: ignored.
+    """
     del options
     record = None
     if self._record_dir is not None:
@@ -154,7 +173,7 @@ class Passthrough:
       record.parent.mkdir(parents=True, exist_ok=True)
       record.write_text('')
     session = _Session(
-      rollout_id, secrets.token_urlsafe(24), dict(sampling or {}), record
+      rollout_id, secrets.token_urlsafe(24), dict(sampling or {}), record, gate
     )
     self._by_id[session.id] = self._by_key[session.key] = session
     return session
@@ -163,6 +182,11 @@ class Passthrough:
     """Finished calls in order of arrival."""
     calls = self._by_id[rollout_id].calls
     return tuple(sorted(calls, key=lambda c: c.index))
+
+  def messages(self, rollout_id: str) -> list[types.Message]:
+    """What was said in the conversations that had tools, one by one."""
+    talks = self._by_id[rollout_id].talks
+    return [message for talk in talks for message in talk]
 
   def stats(self, rollout_id: str) -> dict[str, int]:
     """Counts of a session."""
@@ -249,6 +273,8 @@ class Passthrough:
     session.pending += 1
     seen = _Seen(index, dialect, body, time.time())
     try:
+      if session.gate is not None and not counted:
+        await session.gate(index)
       await self._stream(exchange, path, body, seen)
     except http.Gone:
       seen.status, seen.error = 'aborted', 'the client hung up'
@@ -315,6 +341,10 @@ class Passthrough:
 
   def _keep(self, session: _Session, seen: _Seen) -> None:
     end = time.time()
+    if seen.status == 'ok' and seen.answer is not None:
+      found, tools = messages(dataclasses.asdict(seen))
+      if tools:
+        join(session.talks, found)
     if seen.status == 'ok' and seen.answer is None:
       seen.status, seen.error = 'error', 'the answer could not be read'
     session.calls.append(
@@ -384,6 +414,25 @@ def read(record_dir: pathlib.Path, rollout_id: str) -> list[dict[str, Any]]:
 def messages(line: Mapping[str, Any]) -> tuple[list[types.Message], list]:
   """The conversation of a recorded call, its answer last, and the tools."""
   return answers.conversation(line['request'], line['answer'], line['dialect'])
+
+
+def join(talks: list[list[types.Message]], found: list[types.Message]) -> None:
+  """Puts a conversation in place of the one it goes on with, else behind all.
+
+  It goes on with one that opens the same way and is no longer: harnesses send
+  the whole history each time.
+  """
+
+  def opening(talk: Sequence[types.Message]) -> Sequence[tuple[str, str]]:
+    users = [(m.role, m.content) for m in talk if m.role == 'user']
+    return users[:1]
+
+  for number, talk in enumerate(talks):
+    if opening(talk) == opening(found):
+      if len(found) >= len(talk):
+        talks[number] = found
+      return
+  talks.append(found)
 
 
 def longest(

@@ -48,6 +48,9 @@ class Trial:
     rollout_id: where the transcript is.
     reason: one line on the outcome ('' for 'ok').
     seconds: wall time, 0 when not known.
+    by_judge: value of each judge, by model name.
+    judge: what judges took: calls, tokens, seconds, cost.
+    flags: signs of a reward that was not earned.
   """
 
   task_id: str
@@ -61,6 +64,9 @@ class Trial:
   rollout_id: str = ''
   reason: str = ''
   seconds: float = 0.0
+  by_judge: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  judge: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  flags: tuple[str, ...] = ()
 
   @property
   def scored(self) -> bool:
@@ -132,6 +138,9 @@ def trial(
     rollout_id=rollout.rollout_id,
     reason=rollout.reason,
     seconds=float(rollout.timings.get('total', 0.0)),
+    by_judge=dict(rollout.extra.get('by_judge') or {}),
+    judge=dict(rollout.extra.get('judge') or {}),
+    flags=tuple(rollout.extra.get('flags') or ()),
   )
 
 
@@ -150,6 +159,7 @@ def trial_from_json(data: Mapping[str, Any]) -> Trial:
   reward = fields.get('reward')
   if not isinstance(reward, (int, float)) or not math.isfinite(reward):
     fields['reward'] = None
+  fields['flags'] = tuple(fields.get('flags', ()))
   return Trial(**fields)
 
 

@@ -226,7 +226,8 @@ def _body(
       for c in rollout.calls
     )
   calls = sorted(rollout.calls, key=lambda c: c.index)
-  painter = _Painter(calls, _reasons(rollout), tokenizer.decode, limits)
+  rises = (rollout.extra.get('process') or {}).get('rewards') or {}
+  painter = _Painter(calls, _reasons(rollout), rises, tokenizer.decode, limits)
   return f'<div class="tree">{painter.node(tree(calls))}</div>'
 
 
@@ -268,11 +269,13 @@ class _Painter:
     self,
     calls: Sequence[types.Call],
     reasons: Sequence[str],
+    rises: Mapping[str, float],
     decode: Decode,
     limits: Limits,
   ):
     self._calls = calls
     self._reasons = reasons
+    self._rises = rises
     self._decode = decode
     self._limits = limits
     self._left = limits.model_tokens
@@ -328,6 +331,9 @@ class _Painter:
       self._labelled.add(call)
       why = self._reasons[call]
       label = f'<span class="call">{_call_label(record)}'
+      if record.call_id in self._rises:
+        rise = page.signed(self._rises[record.call_id])
+        label += f' \u00b7 reward of the call {rise}'
       label += (
         f' \u00b7 not trained: {page.escape(why)}</span>' if why else '</span>'
       )

@@ -8,11 +8,13 @@ writes its own files into the workspace; `lean` does not.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clawjax.errors import HarnessError
+from clawjax.harness import base
 from clawjax.harness.template import Template
 
 _API = {
@@ -20,6 +22,23 @@ _API = {
   'responses': 'openai-responses',
   'messages': 'anthropic-messages',
 }
+
+
+_CONFIG = '.openclaw/openclaw.json'
+
+
+def without_bootstrap(plan: base.Plan) -> base.Plan:
+  """The plan without the files that OpenClaw seeds a workspace with.
+
+  Task sets made for OpenClaw remove them before the first message. Plans of
+  other harnesses come back as they are.
+  """
+  if _CONFIG not in plan.files:
+    return plan
+  config = json.loads(plan.files[_CONFIG])
+  config['agents']['defaults']['skipBootstrap'] = True
+  files = {**plan.files, _CONFIG: json.dumps(config).encode()}
+  return dataclasses.replace(plan, files=files)
 
 
 def make(
@@ -95,7 +114,7 @@ def make(
     dialect=dialect,
     argv=argv,
     next_argv=argv,
-    files={'.openclaw/openclaw.json': json.dumps(config)},
+    files={_CONFIG: json.dumps(config)},
     env={
       'OPENCLAW_NO_UPDATE_CHECK': '1',
       'OPENCLAW_DISABLE_TELEMETRY': '1',

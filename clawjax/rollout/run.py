@@ -3,10 +3,11 @@
   create -> write files -> harness (its calls go to the proxy) -> settle
   -> export the workspace -> destroy -> verify in a fresh sandbox -> Rollout
 
-A fault of one rollout is a record with a reason, never an exception. Which
-fault leaves the rollout usable is decided here, in `_outcome`: what the policy
-or the harness did is scored and kept; what our own machinery did is not, and
-the fleet runs it again.
+What the task asks of its sandbox is read in `tasks.needs`, how the result is
+scored in `rollout.score`. A fault of one rollout is a record with a reason,
+never an exception. Which fault leaves the rollout usable is decided here, in
+`_outcome`: what the policy or the harness did is scored and kept; what our own
+machinery did is not, and the fleet runs it again.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import dataclasses
 import pathlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from clawjax import types
 from clawjax.errors import ClawjaxError, SandboxError, VerifierError
-from clawjax.harness import Harness
+from clawjax.harness import Harness, openclaw
+from clawjax.rollout import conversation
+from clawjax.rollout import score as score_lib
 from clawjax.sandbox import base
-from clawjax.tasks import verifier
+from clawjax.tasks import guards, needs, verifier
+from clawjax.tasks.scoring import Scoring
 
 PORT = 8899
 
@@ -40,6 +44,7 @@ class RolloutLimits:
     settle_interval_s, settle_checks, settle_timeout_s: the session has
       settled when nothing was pending at so many looks in a row.
     destroy_timeout_s: then the destroy goes on by itself.
+    scoring: judges and options of the score.
   """
 
   sandbox: base.Limits = base.Limits()
@@ -50,10 +55,16 @@ class RolloutLimits:
   settle_checks: int = 2
   settle_timeout_s: float = 30.0
   destroy_timeout_s: float = 30.0
+  scoring: Scoring = Scoring()
 
 
 class Proxy(Protocol):
-  """The part of the proxy that a rollout needs."""
+  """The part of the proxy that a rollout needs.
+
+  Attributes:
+    tokenizer: of the calls, to read the conversation from their ids; a proxy
+      without token ids has `messages(id)` instead, the conversation itself.
+  """
 
   def open(self, rollout_id: str, **options: Any) -> Any:
     """Starts a session: `.id`, `.path`."""
@@ -78,6 +89,10 @@ class _Progress:
   calls: tuple[types.Call, ...] = ()
   results: list[base.ExecResult] = dataclasses.field(default_factory=list)
   workspace: dict[str, bytes] | None = None
+  executable: tuple[str, ...] = ()
+  snapshots: score_lib.Snapshots | None = None
+  canaries: guards.Canaries | None = None
+  transcript: Sequence[types.Message] | None = None
   score: verifier.Score | None = None
   fault: str = ''
   verifier_fault: str = ''
@@ -169,6 +184,16 @@ async def _run(
   task, harness, backend, proxy, socket_dir, rollout_id, run_seed, limits,
   out_dir, progress, on_stage,
 ):  # fmt: skip
+  scoring = limits.scoring
+  groups = needs.sessions(task)
+  files = await guards.clean_git(task.files, backend)
+  task = dataclasses.replace(task, files=files)
+  if scoring.canaries:
+    task, progress.canaries = guards.plant(task, f'{run_seed}/{rollout_id}')
+  options: dict[str, Any] = {}
+  if scoring.process != 'off' and task.verifier is not None:
+    progress.snapshots = score_lib.Snapshots()
+    options['gate'] = progress.snapshots.take
   session = proxy.open(
     rollout_id,
     run_seed=run_seed,
@@ -178,73 +203,104 @@ async def _run(
     metadata={
       'task': task.id,
       'harness': harness.name,
-      'instruction': task.turns[0],
+      'instruction': groups[0][0],
+      'openings': [group[0] for group in groups[1:]],
     },
+    **options,
   )
   try:
     await _agent(
-      task, harness, backend, socket_dir, rollout_id, session, proxy, limits,
-      out_dir, progress, on_stage,
+      task, groups, harness, backend, socket_dir, rollout_id, session, proxy,
+      limits, out_dir, progress, on_stage,
     )  # fmt: skip
   finally:
     _account(proxy, session, progress)
     proxy.close(session.id)
-  if progress.workspace is None or task.verifier is None:
+  if progress.workspace is None:
     return
   on_stage('verify')
   with _Stage(progress, 'verify'):
-    try:
-      progress.score = await verifier.verify(
-        task,
-        progress.workspace,
-        backend,
-        transcript=None,
+    tokenizer = getattr(proxy, 'tokenizer', None)
+    if tokenizer is not None:
+      progress.transcript = await asyncio.to_thread(
+        conversation.transcript, progress.calls, tokenizer
       )
-    except VerifierError as e:
-      progress.verifier_fault = str(e)
+    await _verify(task, backend, scoring, progress)
+
+
+async def _verify(task, backend, scoring: Scoring, progress: _Progress) -> None:
+  """Scores what was left; flags what should not have been touched."""
+  assert progress.workspace is not None
+  flags, workspace = score_lib.flags(
+    task, progress.workspace, progress.transcript or (), progress.canaries
+  )
+  if flags:
+    progress.extra['flags'] = flags
+  if task.verifier is None and 'judge' not in task.metadata:
+    return
+  try:
+    progress.score = await score_lib.final(
+      task,
+      workspace,
+      backend,
+      transcript=progress.transcript,
+      executable=progress.executable,
+      scoring=scoring,
+    )
+  except VerifierError as e:
+    progress.verifier_fault = str(e)
+    return
+  progress.extra |= score_lib.facts(progress.score)
+  if progress.snapshots is not None:
+    progress.extra['process'] = await score_lib.process(
+      task,
+      progress.snapshots,
+      workspace,
+      progress.calls,
+      backend,
+      how=scoring.process,
+      left_out=progress.canaries.tokens if progress.canaries else (),
+    )
 
 
 async def _agent(
-  task, harness, backend, socket_dir, rollout_id, session, proxy, limits,
-  out_dir, progress, on_stage,
+  task, groups, harness, backend, socket_dir, rollout_id, session, proxy,
+  limits, out_dir, progress, on_stage,
 ):  # fmt: skip
   """From an empty sandbox to the exported workspace."""
-  plan = harness.plan(
-    task.turns, base_url=f'http://127.0.0.1:{PORT}{session.path}'
-  )
+  url = f'http://127.0.0.1:{PORT}{session.path}'
+  plans = [harness.plan(turns, base_url=url) for turns in groups]
+  if task.metadata.get('openclaw_bootstrap') == 'remove':
+    plans = [openclaw.without_bootstrap(plan) for plan in plans]
   on_stage('create')
   with _Stage(progress, 'create'):
     sandbox = await backend.create(
-      base.SandboxSpec.of(
+      needs.spec(
+        task,
         limits.sandbox,
-        readonly=plan.readonly,
+        backend,
+        readonly=plans[0].readonly,
         socket_dir=socket_dir,
         label=rollout_id,
       )
     )
   try:
     with _Stage(progress, 'create'):
-      for path, content in task.files.items():
-        await sandbox.write(path, content)
-      for path, content in plan.files.items():
-        inside = path if path.startswith('/') else f'{base.HOME}/{path}'
-        await sandbox.write(inside, content)
+      await needs.fill(sandbox, task, task.files)
+    if progress.snapshots is not None:
+      progress.snapshots.sandbox = sandbox
     on_stage('harness')
     with _Stage(progress, 'harness'):
       log = _telemetry(out_dir, rollout_id, progress)
       seconds = limits.time_limit_s or task.time_limit_s
       deadline = time.monotonic() + seconds
-      for turn, argv in enumerate(plan.argv):
-        result = await sandbox.exec(
-          argv,
-          env=plan.env,
-          timeout_s=max(0.1, deadline - time.monotonic()),
-          stdin=plan.stdin[turn] if plan.stdin else b'',
-          relay_port=PORT,
-          log_path=log,
-        )
-        progress.results.append(result)
-        if result.timed_out or result.returncode not in plan.ok_codes:
+      for number, plan in enumerate(plans):
+        if number:  # a harness keeps its sessions below HOME
+          await sandbox.exec(_EMPTY_HOME, cwd='/')
+        for path, content in plan.files.items():
+          inside = path if path.startswith('/') else f'{base.HOME}/{path}'
+          await sandbox.write(inside, content)
+        if not await _session(sandbox, plan, deadline, log, progress):
           break
     on_stage('settle')
     with _Stage(progress, 'settle'):
@@ -258,11 +314,48 @@ async def _agent(
         raise SandboxError(
           f'calls still pending {limits.settle_timeout_s} s after the end'
         )
-      progress.workspace = await sandbox.export()
+      # All that the agent could write can be scored.
+      progress.workspace = await sandbox.export(
+        max_bytes=limits.sandbox.workspace_bytes,
+        max_files=limits.sandbox.files,
+      )
+      progress.executable = await _executable(sandbox)
   finally:
+    if progress.snapshots is not None:
+      progress.snapshots.sandbox = None
     on_stage('destroy')
     with _Stage(progress, 'destroy'):
       await _destroy(sandbox, limits.destroy_timeout_s, progress)
+
+
+_EMPTY_HOME = ('find', base.HOME, '-mindepth', '1', '-delete')
+
+
+async def _session(sandbox, plan, deadline, log, progress) -> bool:
+  """Runs the turns of one session; whether all of them ended well."""
+  for turn, argv in enumerate(plan.argv):
+    result = await sandbox.exec(
+      argv,
+      env=plan.env,
+      timeout_s=max(0.1, deadline - time.monotonic()),
+      stdin=plan.stdin[turn] if plan.stdin else b'',
+      relay_port=PORT,
+      log_path=log,
+    )
+    progress.results.append(result)
+    if result.timed_out or result.returncode not in plan.ok_codes:
+      return False
+  return True
+
+
+async def _executable(sandbox) -> tuple[str, ...]:
+  """Files that may be run, so that a grader can run what the agent made."""
+  entries = await sandbox.snapshot()
+  return tuple(
+    path
+    for path, entry in entries.items()
+    if entry.kind == 'file' and entry.mode & 0o100
+  )
 
 
 async def _destroy(sandbox, timeout_s: float, progress: _Progress) -> None:
@@ -288,8 +381,10 @@ def _telemetry(out_dir, rollout_id: str, progress) -> pathlib.Path | None:
 
 
 def _account(proxy: Proxy, session: Any, progress: _Progress) -> None:
-  """Takes the captured calls and the counts from the proxy."""
+  """Takes the calls, the conversation and the counts from the proxy."""
   progress.calls = tuple(proxy.calls(session.id))
+  if hasattr(proxy, 'messages'):
+    progress.transcript = proxy.messages(session.id)
   stats = proxy.stats(session.id)
   stats = stats if isinstance(stats, Mapping) else vars(stats)
   for name in ('served', 'captured', 'pending', 'aborted', 'refused'):

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from clawjax import errors, sandbox, types
 from clawjax.sandbox import base
 from clawjax.tasks import __main__ as command
-from clawjax.tasks import formats, guards, synth, verifier
+from clawjax.tasks import formats, guards, needs, synth, verifier
 from clawjax.tasks.formats import tree
 
 IDLE_MOST = 0.05  # an untouched workspace
@@ -143,7 +143,7 @@ async def _task(
       got = await verifier.verify(
         task, files, backend, transcript=(), code_only=True
       )
-    except errors.VerifierError as error:
+    except errors.ClawjaxError as error:
       found.append(Finding(task.id, 'grader_fails', f'{probe}: {error}'))
       return None
     scores[probe] = got.reward
@@ -168,7 +168,11 @@ async def _task(
       )
   if solve:
     for name, commands, hidden in solutions(task):
-      files = await run(task, commands, backend, hidden)
+      try:
+        files = await run(task, commands, backend, hidden)
+      except errors.ClawjaxError as error:
+        found.append(Finding(task.id, 'grader_fails', f'{name}: {error}'))
+        continue
       value = await score(name, files)
       if value is None:
         continue
@@ -203,10 +207,10 @@ async def run(
   hidden: Mapping[str, bytes],
 ) -> dict[str, bytes]:
   """The workspace after shell commands; a failing one does not stop the rest."""
-  made = await backend.create(base.SandboxSpec(label=f'audit {task.id}'))
+  spec = needs.spec(task, base.Limits(), backend, label=f'audit {task.id}')
+  made = await backend.create(spec)
   try:
-    for path, data in task.files.items():
-      await made.write(f'{base.WORKSPACE}/{path}', data)
+    await needs.fill(made, task, task.files)
     for path, data in hidden.items():
       await made.write(f'/verifier/{path}', data, 0o755)
     if commands:

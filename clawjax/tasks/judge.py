@@ -68,35 +68,6 @@ class JudgeConfig:
   trust_flag: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-  """What a judge said.
-
-  Attributes:
-    value: in [0, 1].
-    scores: by criterion.
-    notes: the judge's own words.
-    by_judge: value of each judge of a panel, by model name.
-  """
-
-  value: float
-  scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  notes: str = ''
-  by_judge: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
-
-class Scorer(Protocol):
-  """A judge or a panel."""
-
-  async def score(
-    self,
-    task: types.Task,
-    workspace: Mapping[str, bytes],
-    transcript: Sequence[types.Message] | None = None,
-  ) -> Verdict:
-    """Grades a workspace by `task.metadata['judge']`."""
-
-
 @dataclasses.dataclass
 class Account:
   """What a judge did so far; times in seconds, cost in US dollars.
@@ -120,6 +91,12 @@ class Account:
   tokens_out: int = 0
   seconds: float = 0.0
 
+  def add(self, other: Account) -> None:
+    """Adds what another account holds."""
+    for field in dataclasses.fields(self):
+      total = getattr(self, field.name) + getattr(other, field.name)
+      setattr(self, field.name, total)
+
   def cost(self, config: JudgeConfig) -> float | None:
     """US dollars, or None without prices."""
     if config.price_in is None or config.price_out is None:
@@ -127,6 +104,39 @@ class Account:
     return (
       self.tokens_in * config.price_in + self.tokens_out * config.price_out
     ) / 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+  """What a judge said.
+
+  Attributes:
+    value: in [0, 1].
+    scores: by criterion.
+    notes: the judge's own words.
+    by_judge: value of each judge, by model name.
+    used: what it took.
+    cost: US dollars, None when not known.
+  """
+
+  value: float
+  scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  notes: str = ''
+  by_judge: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  used: Account = dataclasses.field(default_factory=Account, compare=False)
+  cost: float | None = dataclasses.field(default=None, compare=False)
+
+
+class Scorer(Protocol):
+  """A judge or a panel."""
+
+  async def score(
+    self,
+    task: types.Task,
+    workspace: Mapping[str, bytes],
+    transcript: Sequence[types.Message] | None = None,
+  ) -> Verdict:
+    """Grades a workspace by `task.metadata['judge']`."""
 
 
 class Judge:
@@ -154,32 +164,50 @@ class Judge:
     Raises:
       VerifierError: no usable answer after all attempts.
     """
+    used = Account()
+    try:
+      verdict = await self._score(task, workspace, transcript, used)
+    except (extract.NoReader, errors.VerifierError) as error:
+      raise errors.VerifierError(f'{task.id}: {error}') from error
+    finally:
+      self.account.add(used)
+    return dataclasses.replace(
+      verdict,
+      by_judge={self.config.model: verdict.value},
+      used=used,
+      cost=used.cost(self.config),
+    )
+
+  async def _score(
+    self,
+    task: types.Task,
+    workspace: Mapping[str, bytes],
+    transcript: Sequence[types.Message] | None,
+    used: Account,
+  ) -> Verdict:
     asked = task.metadata['judge']
     if not self.config.show_transcript:
       transcript = None
-    try:
-      if asked['kind'] == 'anchors':
-        items = asked['items']
-        targets = ' '.join(item['text'] for item in items)
-        messages = self._prompt(
-          task, workspace, transcript, prompts.ask_anchors(items), targets
+    if asked['kind'] == 'anchors':
+      items = asked['items']
+      targets = ' '.join(item['text'] for item in items)
+      messages = self._prompt(
+        task, workspace, transcript, prompts.ask_anchors(items), targets
+      )
+      return Verdict(
+        *await self._ask(
+          messages, lambda r: prompts.read_anchors(r, items), used
         )
-        return Verdict(
-          *await self._ask(messages, lambda r: prompts.read_anchors(r, items))
-        )
-      if asked['kind'] == 'free':
-        messages = self._prompt(
-          task, workspace, transcript, prompts.ask_free(asked), asked['text']
-        )
-        return Verdict(*await self._ask(messages, prompts.read_free))
-      if asked['kind'] == 'checklist':
-        return await self._checklist(task, workspace, asked)
-    except extract.NoReader as error:
-      raise errors.VerifierError(f'{task.id}: {error}') from error
-    except errors.VerifierError as error:
-      raise errors.VerifierError(f'{task.id}: {error}') from error
+      )
+    if asked['kind'] == 'free':
+      messages = self._prompt(
+        task, workspace, transcript, prompts.ask_free(asked), asked['text']
+      )
+      return Verdict(*await self._ask(messages, prompts.read_free, used))
+    if asked['kind'] == 'checklist':
+      return await self._checklist(task, workspace, asked, used)
     raise errors.VerifierError(
-      f'{task.id}: no judge for rubrics of kind {asked["kind"]!r}'
+      f'no judge for rubrics of kind {asked["kind"]!r}'
     )
 
   async def _checklist(
@@ -187,6 +215,7 @@ class Judge:
     task: types.Task,
     workspace: Mapping[str, bytes],
     asked: Mapping[str, Any],
+    used: Account,
   ) -> Verdict:
     """One request a rubric; only the output folder is looked at."""
     folder = asked.get('output', '')
@@ -207,9 +236,9 @@ class Judge:
         task, files, None, prompts.ask_checklist(item), item['rubric']
       )
       by_criteria, said, why = await self._ask(
-        messages, lambda r: prompts.read_checklist(r, item)
+        messages, lambda r: prompts.read_checklist(r, item), used
       )
-      self.account.disagreements += by_criteria != said
+      used.disagreements += by_criteria != said
       return (said if self.config.trust_flag else by_criteria), why
 
     done = await _all(one(n, r) for n, r in enumerate(rubrics, 1))
@@ -237,14 +266,16 @@ class Judge:
       targets=targets,
     )
 
-  async def _ask(self, messages: list[dict[str, str]], read: Any) -> Any:
+  async def _ask(
+    self, messages: list[dict[str, str]], read: Any, used: Account
+  ) -> Any:
     """Asks until an answer can be read; answers come from the cache first."""
     key = self._key(messages)
     stored = self._stored(key)
     if stored is not None:
       try:
         answer = read(stored)
-        self.account.cached += 1
+        used.cached += 1
         return answer
       except prompts.BadReply:
         pass  # the rules of reading have changed; ask again
@@ -255,10 +286,10 @@ class Judge:
         await asyncio.sleep(wait)
         wait *= 2
       try:
-        reply = await self._request(history)
+        reply = await self._request(history, used)
         answer = read(reply)
       except prompts.BadReply as error:
-        self.account.bad_replies += 1
+        used.bad_replies += 1
         problem = f'bad reply: {error}'
         history = [
           *messages,
@@ -270,7 +301,7 @@ class Judge:
         ]
         continue
       except _Fault as error:
-        self.account.faults += 1
+        used.faults += 1
         problem = str(error)
         if error.final:
           break
@@ -281,7 +312,9 @@ class Judge:
       f'judge {self.config.model} gave no usable answer: {problem}'
     )
 
-  async def _request(self, messages: list[dict[str, str]]) -> str:
+  async def _request(
+    self, messages: list[dict[str, str]], used: Account
+  ) -> str:
     import openai
 
     options: dict[str, Any] = {'max_completion_tokens': self.config.max_tokens}
@@ -289,7 +322,7 @@ class Judge:
       options['temperature'] = self.config.temperature
     async with self._slots:
       start = time.monotonic()
-      self.account.calls += 1
+      used.calls += 1
       try:
         answer = await self._connect().chat.completions.create(
           model=self.config.model, messages=messages, **options
@@ -300,10 +333,10 @@ class Judge:
       except openai.OpenAIError as error:
         raise _Fault(f'{type(error).__name__}: {error}', False) from error
       finally:
-        self.account.seconds += time.monotonic() - start
+        used.seconds += time.monotonic() - start
     if answer.usage is not None:
-      self.account.tokens_in += answer.usage.prompt_tokens
-      self.account.tokens_out += answer.usage.completion_tokens
+      used.tokens_in += answer.usage.prompt_tokens
+      used.tokens_out += answer.usage.completion_tokens
     text = answer.choices[0].message.content if answer.choices else None
     if not text:
       raise _Fault('an empty answer', False)
@@ -403,6 +436,9 @@ class Panel:
       j.score(task, workspace, transcript) for j in self.judges
     )
     names = [j.config.model for j in self.judges]
+    used, costs = Account(), [v.cost for v in verdicts]
+    for verdict in verdicts:
+      used.add(verdict.used)
     return Verdict(
       sum(v.value for v in verdicts) / len(verdicts),
       {
@@ -414,4 +450,11 @@ class Panel:
         f'{n}: {v.notes}' for n, v in zip(names, verdicts, strict=True)
       ),
       {n: v.value for n, v in zip(names, verdicts, strict=True)},
+      used,
+      None if None in costs else sum(costs),
     )
+
+  async def close(self) -> None:
+    """Closes all connections."""
+    for judge in self.judges:
+      await judge.close()

@@ -62,6 +62,18 @@ def rises(rewards: Sequence[float], *, monotone: bool = True) -> list[float]:
   return [b - a for a, b in zip(levels[:-1], levels[1:], strict=True)]
 
 
+def levels(scores: Sequence[verifier.Score], how: str) -> list[float]:
+  """One number per snapshot, to be given to `rises`.
+
+  Args:
+    scores: of the snapshots in order.
+    how: 'last' or 'best': the reward as it is; 'checks': see `check_points`.
+  """
+  if how == 'checks':
+    return check_points(scores)
+  return [score.reward for score in scores]
+
+
 def check_points(
   scores: Sequence[verifier.Score], names: Sequence[str] | None = None
 ) -> list[float]:

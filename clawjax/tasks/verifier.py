@@ -30,7 +30,7 @@ from typing import Any
 from clawjax import errors, types
 from clawjax.sandbox import base
 from clawjax.tasks import judge as judge_lib
-from clawjax.tasks import rubric
+from clawjax.tasks import needs, rubric, scoring
 from clawjax.tasks import transcript as transcript_lib
 
 VERIFIER = '/verifier'
@@ -55,6 +55,7 @@ class Score:
     notes: what a judge or a grader remarked.
     parts: 'code' and 'rubric', the two sides before they are mixed.
     by_judge: value of each judge, by model name.
+    judge: what the judges took: calls, tokens, seconds, cost; {} without any.
   """
 
   reward: float
@@ -63,6 +64,7 @@ class Score:
   notes: str = ''
   parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
   by_judge: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  judge: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 async def verify(
@@ -75,6 +77,7 @@ async def verify(
   code_only: bool = False,
   renormalise_missing: bool = False,
   aliases: bool = True,
+  executable: Sequence[str] | None = None,
   limits: base.Limits = LIMITS,
 ) -> Score:
   """Scores `workspace`.
@@ -90,6 +93,8 @@ async def verify(
     renormalise_missing: when one side gives no number, the other stands alone
       (as the public ClawGym-Bench runner is reported to do); else an error.
     aliases: give graders OpenClaw's tool names whatever the harness.
+    executable: files that may be run, as the agent left them; None: those of
+      the task.
     limits: of the sandbox; time comes from the verifier.
 
   Raises:
@@ -97,12 +102,16 @@ async def verify(
     SandboxError: the sandbox could not be made or used.
   """
   asked = task.metadata.get('judge')
+
+  async def grade() -> Score:
+    return await _run_grader(
+      task, workspace, backend, transcript, aliases, executable, limits
+    )
+
   if task.verifier is None and not asked:
     raise errors.VerifierError(f'{task.id}: the task has no verifier')
   if not asked or (code_only and task.verifier is not None):
-    return await _run_grader(
-      task, workspace, backend, transcript, aliases, limits
-    )
+    return await grade()
   weights = task.metadata.get('weights') or {'rubric': 1.0}
   if judge is None:
     raise errors.VerifierError(
@@ -112,9 +121,7 @@ async def verify(
   code = failed = None
   if task.verifier is not None and weights.get('code', 0.0) > 0:
     try:
-      code = await _run_grader(
-        task, workspace, backend, transcript, aliases, limits
-      )
+      code = await grade()
     except errors.VerifierError as error:
       if not renormalise_missing:
         raise
@@ -174,6 +181,7 @@ def _mixed(
     '\n'.join(n for n in notes if n),
     parts,
     verdict.by_judge if verdict else {},
+    scoring.facts(verdict.used, verdict.cost) if verdict else {},
   )
 
 
@@ -186,6 +194,7 @@ async def _run_grader(
   backend: base.Backend,
   transcript: Sequence[types.Message] | None,
   aliases: bool,
+  executable: Sequence[str] | None,
   limits: base.Limits,
 ) -> Score:
   verifier = task.verifier
@@ -196,18 +205,12 @@ async def _run_grader(
     if harbor:  # its scripts name /tests
       _write_tree(pathlib.Path(name), verifier.files)
       readonly = ((name, HARBOR_TESTS),)
-    spec = base.SandboxSpec.of(
-      limits,
-      label=f'verify {task.id}',
-      readonly=readonly,
-      image=str(task.metadata.get('image', '')),
+    spec = needs.spec(
+      task, limits, backend, readonly=readonly, label=f'verify {task.id}'
     )
     sandbox = await backend.create(spec)
     try:
-      runnable = set(task.metadata.get('executable', ()))
-      for path, content in workspace.items():
-        mode = 0o755 if path in runnable else 0o644
-        await sandbox.write(f'{base.WORKSPACE}/{path}', content, mode)
+      await needs.fill(sandbox, task, workspace, executable=executable)
       hidden = {} if harbor else dict(verifier.files)
       if transcript is not None:
         plain = [dataclasses.asdict(message) for message in transcript]

@@ -211,6 +211,10 @@ def test_results_as_json():
   # The third task has no score in the first cell: two common tasks.
   assert pair['change']['tasks'] == 2
   assert pair['change']['value'] == 0.5
+  # Solved: 1 and 0 against 1 and 1.
+  assert (pair['solved']['before'], pair['solved']['after']) == (0.5, 1.0)
+  half = board.results(cells, board.BoardConfig(threshold=0.0))
+  assert half['differences'][0]['solved']['change']['value'] == 0.0
 
 
 def test_the_page(parse):

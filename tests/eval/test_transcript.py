@@ -143,3 +143,14 @@ def test_deep_forks_end(parse, synthetic):
 )
 def test_tints(p, tint):
   assert transcript._tint(math.log(p)) == (f' class="{tint}"' if tint else '')
+
+
+def test_rewards_of_calls_stand_at_the_calls(parse, synthetic):
+  calls = (_call(0, [1, 2], [3]), _call(1, [1, 2, 3, 4], [5]))
+  rollout = types.Rollout(
+    'r', 't', 'pi', calls=calls, reward=1.0,
+    extra={'process': {'rewards': {'0': 0.25, '1': -0.5}}},
+  )  # fmt: skip
+  page = parse(transcript.draw(rollout, tokenizer=synthetic.Bytes()))
+  first, second = page.text.index('+0.250'), page.text.index('\u22120.500')
+  assert page.text.index('call 0') < first < page.text.index('call 1') < second

@@ -6,9 +6,11 @@ as the real proxy does, so the rollout's own rules can be tested alone.
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import pathlib
+import sys
 import tempfile
 import types as python_types
 
@@ -102,6 +104,17 @@ class StubProxy:
       )
       await writer.drain()
     writer.close()
+
+
+@pytest.fixture(scope='session')
+def talk():
+  """The module that builds rollouts with known conversations."""
+  path = pathlib.Path(__file__).parents[1] / 'eval' / 'talk.py'
+  spec = importlib.util.spec_from_file_location('rollout_talk', path)
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[spec.name] = module  # dataclasses look their module up
+  spec.loader.exec_module(module)
+  return module
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Every loader on small sets of our own, whole and broken, and graders run."""
 
+import dataclasses
 import json
 import textwrap
 
@@ -467,6 +468,9 @@ def test_harbor_refusals_have_reasons(tmp_path):
       ),
     ),
     'both': harbor_task('both', toml=TOML + 'memory_mb = 3\n'),
+    'mcp': harbor_task(
+      'mcp', toml=TOML + '[[environment.mcp_servers]]\nname = "m"\n'
+    ),
     'toml': harbor_task('toml', toml='[metadata\n'),
     'gone': harbor_task('gone', docker=change('a.txt', 'zzz.txt')),
     'up': harbor_task('up', docker=change('a.txt', '../../a.txt')),
@@ -484,6 +488,7 @@ def test_harbor_refusals_have_reasons(tmp_path):
     'allow': 'needs_egress_filter',
     'steps': 'multi_step',
     'own': 'separate_verifier',
+    'mcp': 'needs_mcp',
   }
   assert codes(got.faults) == {
     'both': 'bad_field',
@@ -592,15 +597,23 @@ async def test_officeqa_uses_the_users_scorer(tmp_path, folder_backend):
     {
       'q.csv': 'uid,question,answer,source_docs,source_files,difficulty\n'
       'U1,"What, in all?",100,doc A,a.txt,hard\n'
-      'U2,,3,,,easy\n',
+      'U2,,3,,,easy\n'
+      'U3,cut\n'
+      'U4,x,4,,,easy\n'
+      'U5,"open,5,,,easy\n',
       'reward.py': SCORE_ANSWER,
       'docs/a.txt': '100',
     },
   )
   options = formats.Options(corpus=str(tmp_path / 'docs'), tolerance=0.01)
   got = formats.load(tmp_path / 'q.csv', 'officeqa', options)
-  assert codes(got.faults) == {'U2': 'bad_field'}
-  (task,) = got.tasks
+  assert codes(got.faults) == {
+    'U2': 'bad_field',
+    'q.csv, row 3': 'bad_csv',
+    'q.csv, row 5': 'bad_csv',
+  }
+  task, other = got.tasks
+  assert other.id == 'officeqa/U4'
   assert 'doc A' not in task.instruction and 'a.txt' not in task.instruction
   assert task.metadata['readonly'] == [[str(tmp_path / 'docs'), '/corpus']]
 
@@ -660,6 +673,28 @@ def test_jobbench_shows_only_the_task_folder(tmp_path):
   assert not easy.faults and len(easy.tasks) == 1
 
 
+def test_a_native_task_shows_no_file_of_the_user(tmp_path):
+  (task,) = synth.tasks('train', count=1)
+  shown = {'inside': tmp_path / 'inside' / 'docs', 'outside': tmp_path}
+  for name, host in shown.items():
+    mounts = {'readonly': [[str(host), '/docs']]}
+    native.write(
+      dataclasses.replace(task, id=f't/{name}', metadata=mounts),
+      tmp_path / name,
+      harbor=False,
+    )
+  native.write(
+    dataclasses.replace(task, id='t/odd', metadata={'readonly': ['/etc']}),
+    tmp_path / 'odd',
+    harbor=False,
+  )
+  got = formats.load(tmp_path, 'native')
+  assert [t.id for t in got.tasks] == ['t/inside']
+  assert codes(got.faults) == {'outside': 'path_escape', 'odd': 'bad_field'}
+  allowed = formats.Options(corpus=str(tmp_path))
+  assert len(formats.load(tmp_path, 'native', allowed).tasks) == 2
+
+
 # ---- all formats -----------------------------------------------------------
 
 
@@ -679,7 +714,7 @@ def test_plain_paths_are_normal():
 
 def test_nothing_found_and_bad_arguments(tmp_path):
   for name in formats.FORMATS:
-    if name == 'officeqa':
+    if name in ('officeqa', 'arrayrecord'):  # these say what they want
       continue
     with pytest.raises(errors.TaskError, match='no task of format'):
       formats.load(tmp_path, name)
@@ -689,6 +724,33 @@ def test_nothing_found_and_bad_arguments(tmp_path):
     formats.load(tmp_path / 'none', 'native')
   with pytest.raises(errors.TaskError, match='cannot allow'):
     formats.load(tmp_path, 'native', formats.Options(allow=('magic',)))
+
+
+def test_what_no_check_foresaw_is_a_fault_of_its_task(tmp_path):
+  def read(warn):
+    raise AttributeError('no attribute x')
+
+  good = types.Task('t/1', ('x',))
+  got = report.collect(
+    [('odd', read), ('good', lambda warn: good)],
+    path=tmp_path,
+    format='native',
+    options={},
+  )
+  assert got.tasks == (good,) and codes(got.faults) == {'odd': 'unexpected'}
+
+
+def test_parts_of_a_set_follow_the_ids():
+  tasks = [types.Task(f't/{n}', ('x',)) for n in range(200)]
+  train, held = formats.split(tasks, 'train'), formats.split(tasks, 'eval')
+  assert sorted(t.id for t in train + held) == sorted(t.id for t in tasks)
+  # A quarter in the mean: 200 draws, five standard deviations are 31.
+  assert abs(len(held) - 50) < 31
+  # A task stays where it is, whatever else the set holds.
+  assert (
+    formats.split(tasks[:50], 'eval')
+    == held[: len(formats.split(tasks[:50], 'eval'))]
+  )
 
 
 def test_only_keeps_ids_and_names_the_missing(tmp_path):

@@ -10,13 +10,14 @@ and add a line to `FORMATS`.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import json
 import pathlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
-from clawjax import errors
+from clawjax import errors, types
 from clawjax.tasks.formats.report import (
   Left,
   LoadReport,
@@ -25,7 +26,15 @@ from clawjax.tasks.formats.report import (
 )
 from clawjax.tasks.formats.tree import MAX_BYTES
 
-__all__ = ['FORMATS', 'Left', 'LoadReport', 'Options', 'Provenance', 'load']
+__all__ = [
+  'FORMATS',
+  'Left',
+  'LoadReport',
+  'Options',
+  'Provenance',
+  'load',
+  'split',
+]
 
 # What a task can be allowed to ask for although nothing here offers it.
 ALLOW = (
@@ -34,6 +43,7 @@ ALLOW = (
   'needs_mock',
   'multimodal',
   'needs_docker',
+  'needs_mcp',
 )
 
 
@@ -81,6 +91,7 @@ FORMATS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
   'harbor': ('harbor', {}),
   'officeqa': ('officeqa', {}),
   'jobbench': ('jobbench', {}),
+  'arrayrecord': ('arrayrecord', {}),
 }
 
 
@@ -90,7 +101,7 @@ def load(
   """Loads a task set.
 
   Args:
-    path: folder or file of the set.
+    path: folder or file of the set; a data set may be at a URL (gs://).
     format: one of `FORMATS`.
     options: see `Options`.
 
@@ -98,6 +109,10 @@ def load(
     TaskError: no such path or format, or no task at all in it.
   """
   options = options or Options()
+  if '://' in str(path):
+    from clawjax.tasks import dataset
+
+    path = dataset.fetch(path)
   path = pathlib.Path(path).expanduser()
   if format not in FORMATS:
     raise errors.TaskError(
@@ -124,6 +139,18 @@ def load(
     module.candidates(path, known), path=path, format=format, options=shown
   )
   return _only(report, options.only) if options.only else report
+
+
+def split(
+  tasks: Sequence[types.Task], part: Literal['train', 'eval'], share: int = 4
+) -> tuple[types.Task, ...]:
+  """One part of a set; one task of `share` belongs to 'eval', by its id."""
+
+  def held(task: types.Task) -> bool:
+    digest = hashlib.blake2b(task.id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, 'little') % share == 0
+
+  return tuple(t for t in tasks if held(t) == (part == 'eval'))
 
 
 def _domains(path: str) -> dict[str, str]:

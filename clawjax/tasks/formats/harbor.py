@@ -90,6 +90,12 @@ def _load(
   if env:
     metadata['verifier_env'] = env
   if environment.get('mcp_servers'):
+    if 'needs_mcp' not in options['allow']:
+      raise Unsupported(
+        'needs_mcp',
+        'it starts MCP servers of its own; --allow needs_mcp loads it for a '
+        'harness that was given them in its options',
+      )
     metadata['mcp_servers'] = environment['mcp_servers']
   if environment.get('env'):
     metadata['env'] = _expanded(environment['env'])

@@ -68,6 +68,7 @@ def read(
     if not isinstance(stored, dict):
       raise Broken('bad_json', 'metadata.clawjax.json: wanted an object')
     metadata |= stored
+    tree.check_mounts(metadata.get('readonly'), folder, options)
   runnable = tree.executables(workspace) if workspace.is_dir() else []
   if runnable:
     metadata['executable'] = runnable

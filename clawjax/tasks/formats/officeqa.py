@@ -51,15 +51,19 @@ def candidates(
   files = sorted(path.glob('*.csv')) if path.is_dir() else [path]
   for file in files:
     try:
-      rows = tree.csv_of(file)
+      rows = list(tree.csv_rows(file))
     except report.Broken as problem:
       raise errors.TaskError(f'{file}: {problem}') from None
-    missing = {'uid', 'question', 'answer'} - set(rows[0] if rows else ())
+    sound = [row for row in rows if not isinstance(row, report.Broken)]
+    missing = {'uid', 'question', 'answer'} - set(sound[0] if sound else ())
     if missing:
       raise errors.TaskError(f'{file}: no column {", ".join(sorted(missing))}')
-    for row in rows:
+    for number, row in enumerate(rows, 1):
+      name = f'{file.name}, row {number}'
+      if not isinstance(row, report.Broken):
+        name = row['uid'] or name
       yield (
-        row['uid'] or f'{file.name}, a row without uid',
+        name,
         lambda warn, r=row: _task(
           r, reward.read_bytes(), place, options['tolerance']
         ),
@@ -67,8 +71,13 @@ def candidates(
 
 
 def _task(
-  row: Mapping[str, str], reward: bytes, corpus: str, tolerance: float
+  row: Mapping[str, str] | report.Broken,
+  reward: bytes,
+  corpus: str,
+  tolerance: float,
 ) -> types.Task:
+  if isinstance(row, report.Broken):
+    raise row
   uid = tree.string(dict(row), 'uid', 'row')
   question = tree.string(dict(row), 'question', f'row {uid}')
   answer = tree.string(dict(row), 'answer', f'row {uid}')

@@ -132,6 +132,9 @@ def collect(
       faults.append(Left(name, problem.code, str(problem)))
     except (OSError, UnicodeError) as error:
       faults.append(Left(name, 'unreadable', str(error)))
+    except Exception as error:  # a shape that no check foresaw
+      text = f'{type(error).__name__}: {error}'
+      faults.append(Left(name, 'unexpected', text))
   if not tasks and not unsupported and not faults:
     raise errors.TaskError(
       f'{path}: no task of format {format!r} found; give the folder (or file) '

@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import tomllib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from clawjax.tasks.formats.report import Broken
@@ -83,6 +84,42 @@ def executables(folder: pathlib.Path) -> list[str]:
   )
 
 
+def check_mounts(
+  mounts: Any, folder: pathlib.Path, options: Mapping[str, Any]
+) -> None:
+  """A task may mount what lies in its folder or in the user's `corpus` only.
+
+  A set of somebody else's must not show an agent the user's files.
+
+  Args:
+    mounts: `readonly` of the metadata, as it was read.
+    folder: of the task or the set.
+    options: of the loader.
+
+  Raises:
+    Broken: it is no list of pairs, or shows something else.
+  """
+  if mounts is None:
+    return
+  if not isinstance(mounts, list) or not all(
+    isinstance(m, list) and len(m) == 2 and all(isinstance(x, str) for x in m)
+    for m in mounts
+  ):
+    raise Broken(
+      'bad_field', 'readonly: wanted [[host path, inside path], ...]'
+    )
+  roots = [folder.resolve()]
+  if options.get('corpus'):
+    roots.append(pathlib.Path(options['corpus']).expanduser().resolve())
+  for host, _ in mounts:
+    place = pathlib.Path(host).expanduser().resolve()
+    if not any(place.is_relative_to(root) for root in roots):
+      raise Broken(
+        'path_escape',
+        f'readonly: {host} is not below the task; give it as --corpus to allow',
+      )
+
+
 def need(path: pathlib.Path) -> pathlib.Path:
   """The path, which must be a file."""
   if not path.is_file():
@@ -130,20 +167,30 @@ def yaml_text(text: str, what: str) -> Any:
     raise Broken('bad_yaml', f'{what}: {line}') from None
 
 
-def csv_of(path: pathlib.Path) -> list[dict[str, str]]:
-  """Rows of a CSV file with a header; every row must have all fields."""
-  text = text_of(path)
-  try:
-    reader = csv.DictReader(io.StringIO(text, newline=''), strict=True)
-    rows = list(reader)
-  except csv.Error as error:
-    raise Broken('bad_csv', f'{path.name}: {error}') from None
-  for number, row in enumerate(rows, 1):
+def csv_rows(path: pathlib.Path) -> Iterator[dict[str, str] | Broken]:
+  """Rows of a CSV file with a header, in order.
+
+  Yields:
+    A row by column, or `Broken` for one that does not fit the header; what
+    cannot be split into fields ends the file.
+  """
+  reader = csv.DictReader(io.StringIO(text_of(path), newline=''), strict=True)
+  number = 0
+  while True:
+    number += 1
+    try:
+      row = next(reader, None)
+    except csv.Error as error:
+      yield Broken('bad_csv', f'{path.name}: row {number}: {error}')
+      return
+    if row is None:
+      return
     if None in row or None in row.values():
-      raise Broken(
+      yield Broken(
         'bad_csv', f'{path.name}: row {number} does not fit the header'
       )
-  return rows
+    else:
+      yield row
 
 
 def string(table: dict[str, Any], key: str, what: str) -> str:

@@ -10,11 +10,13 @@ token, so cutting the ids at those tokens gives back the turns exactly:
   <|im_start|>assistant .. <|im_end|>  sampled (then it belongs to a call) or
                                        put there by the harness
 
-Transcripts for other programs (`atif.py`, `chat_jsonl.py`) are made from this.
+Transcripts for other programs (`eval/atif.py`, `eval/chat_jsonl.py`) are made
+from this, and so is the one that graders and judges get (`transcript`).
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import re
@@ -127,6 +129,74 @@ def conversations(
     for leaf in trie.leaves()
     if trie.calls[leaf].role in roles
   ]
+
+
+def transcript(
+  calls: Sequence[types.Call], tokenizer: Tokenizer
+) -> list[types.Message]:
+  """What the main agent was told and said, in order, nothing twice.
+
+  After a break, a compaction or a new session the harness tells part of the
+  history again; what was there before is left out, so that a grader that counts
+  calls counts each once. Dead answers (retries) are not in it, nor are other
+  roles. Ids of tool calls are unique.
+
+  Args:
+    calls: of one rollout.
+    tokenizer: that they were made with.
+  """
+  rollout = types.Rollout('', '', '', calls=tuple(calls))
+  said: list[types.Message] = []
+  asked = 0  # tool calls so far
+  ids_at: dict[tuple[int, int], tuple[str, ...]] = {}  # place -> ids of calls
+  ids_of: dict[Any, tuple[str, ...]] = {}  # what was said -> ids of its calls
+  answered: set[str] = set()
+  talks = conversations(retained(rollout), tokenizer) if calls else []
+  for number, talk in enumerate(talks):
+    ids: dict[str, str] = {}  # id in this conversation -> in the transcript
+    seen: collections.Counter[int] = collections.Counter()
+    for turn in talk.turns:
+      place, message = (turn.owner, seen[turn.owner]), turn.message
+      seen[turn.owner] += 1
+      own = [c.id for c in message.calls]
+      if place in ids_at:  # shared with an earlier conversation
+        ids |= zip(own, ids_at[place], strict=True)
+        continue
+      ids_at[place] = ()
+      if message.role == 'tool':
+        name = ids.get(message.call_id, '')
+        if not name or name not in answered:
+          answered.add(name)
+          said.append(dataclasses.replace(message, call_id=name))
+        continue
+      what = _said(message)
+      if number and not turn.sampled and what in ids_of:
+        new = ids_of[what]
+      else:
+        new = tuple(f'call_{asked + i}' for i in range(len(own)))
+        asked += len(own)
+        ids_of.setdefault(what, new)
+        renamed = tuple(
+          dataclasses.replace(c, id=i)
+          for c, i in zip(message.calls, new, strict=True)
+        )
+        said.append(dataclasses.replace(message, calls=renamed))
+      ids_at[place] = new
+      ids |= zip(own, new, strict=True)
+  return said
+
+
+def _said(message: types.Message) -> tuple[Any, ...]:
+  """A message but for ids, thinking and the way its JSON is written."""
+
+  def plain(text: str) -> str:
+    try:
+      return json.dumps(json.loads(text), sort_keys=True)
+    except ValueError:
+      return text
+
+  calls = tuple((c.name, plain(c.arguments)) for c in message.calls)
+  return message.role, message.content.strip(), calls
 
 
 # ---- pieces ----------------------------------------------------------------

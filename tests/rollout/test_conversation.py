@@ -3,7 +3,7 @@
 import json
 
 from clawjax import types
-from clawjax.eval import chat_jsonl, conversation
+from clawjax.rollout import conversation
 
 
 def _messages(talk):
@@ -96,32 +96,6 @@ def test_leaves_and_roles(talk):
   assert [c.path for c in sub] == [(3,)]
 
 
-def test_chat_jsonl(talk, tmp_path):
-  rollout, tokenizer = talk.plain()
-  path = tmp_path / 'chat.jsonl'
-  unscored, _ = talk.plain(reward=None, outcome='infra_error')
-  poor, _ = talk.plain(reward=0.25)
-  count = chat_jsonl.write(
-    path, [rollout, unscored, poor], tokenizer, least_reward=0.5
-  )
-  lines = [json.loads(line) for line in path.read_text().splitlines()]
-  assert count == len(lines) == 1
-  line = lines[0]
-  assert [m['role'] for m in line['messages']] == [
-    *('system', 'user', 'assistant', 'tool', 'tool', 'assistant')
-  ]
-  first = line['messages'][2]
-  assert first['reasoning_content'] == 'look first'
-  assert first['tool_calls'][1] == {
-    'id': 'call_1',
-    'type': 'function',
-    'function': {'name': 'bash', 'arguments': {'command': 'pwd'}},
-  }
-  assert line['messages'][4]['tool_call_id'] == 'call_1'
-  assert line['metadata']['reward'] == 0.5
-  assert line['tools'][0]['function']['name'] == 'bash'
-
-
 def test_chat_jsonl_renders_to_the_ids_that_were_sampled(talk):
   """What comes out, rendered again, is the conversation that was captured."""
   rollout, tokenizer = talk.plain()
@@ -133,8 +107,54 @@ def test_chat_jsonl_renders_to_the_ids_that_were_sampled(talk):
   assert again == rollout.calls[1].prompt_ids.tolist()
 
 
-def test_arguments_as_text(talk):
+def test_the_run_as_one_transcript(talk):
   rollout, tokenizer = talk.plain()
-  (line,) = chat_jsonl.lines(rollout, tokenizer, arguments='text')
-  call = line['messages'][2]['tool_calls'][0]['function']
-  assert call['arguments'] == '{"command": "ls"}'
+  messages = conversation.transcript(rollout.calls, tokenizer)
+  assert [m.role for m in messages] == [
+    *('system', 'user', 'assistant', 'tool', 'tool', 'assistant')
+  ]
+  assert [m.call_id for m in messages[3:5]] == ['call_0', 'call_1']
+  assert conversation.transcript((), tokenizer) == []
+
+
+def test_a_transcript_says_nothing_twice(talk):
+  """Shared turns and what a harness repeats after compaction stand once."""
+  rollout, tokenizer = talk.forked()
+  messages = conversation.transcript(rollout.calls, tokenizer)
+  # c0 c2 c4; of c5 'And now?' and the answer, for c0's calls have had their
+  # results; of c7 the summary and the answer. c1 is dead, c3 a subagent.
+  said = [(m.role, m.content.split('\n')[0]) for m in messages]
+  assert said == [
+    ('system', talk.SYSTEM.content.split('\n')[0]),
+    ('user', talk.USER.content),
+    ('assistant', 'I look.'),  # c0
+    ('tool', 'a.txt'),
+    ('tool', '/workspace'),
+    ('assistant', 'I look.'),  # c2
+    ('tool', 'a.txt'),
+    ('tool', '/workspace'),
+    ('assistant', 'Two files.'),  # c4
+    ('user', 'And now?'),
+    ('assistant', 'Two files.'),  # c5
+    ('user', 'So far: two files.'),
+    ('assistant', 'Going on.'),  # c7
+  ]
+  ids = [c.id for m in messages for c in m.calls]
+  assert len(ids) == len(set(ids)) == 4
+  assert [m.call_id for m in messages if m.role == 'tool'] == ids
+
+
+def test_a_new_session_goes_on_in_the_transcript(talk):
+  """Two roots of the main role; call ids do not meet."""
+  b = talk.Builder()
+  b.go_on(b.start(talk.FIRST), [talk.RESULTS], talk.SECOND)
+  second = (talk.SYSTEM, types.Message('user', 'Again.'))
+  b.go_on(b.start(talk.FIRST, messages=second), [talk.RESULTS], 'Same.')
+  messages = conversation.transcript(tuple(b.calls), b.tokenizer)
+  ids = [c.id for m in messages for c in m.calls]
+  assert ids == ['call_0', 'call_1', 'call_2', 'call_3']
+  assert [m.call_id for m in messages if m.role == 'tool'] == ids
+  assert [m.content for m in messages if m.role == 'user'] == [
+    talk.USER.content,
+    'Again.',
+  ]
