@@ -176,9 +176,10 @@ def has_rows(root, check):
 def runs(root, check):
   """All `cases` (input, output) that a Python program gets right: 1.
 
-  Else `partial` of their share, for a constant answer must not pass for half a
-  program. The program is the agent's: our own files are removed before it
-  starts, so that it finds no answers, and what it prints is only compared.
+  Else `partial` of the share of right cases beyond those that one and the same
+  answer to all would get: a constant is no part of a program. The program is
+  the agent's: our own files are removed before it starts, so that it finds no
+  answers, and what it prints is only compared.
   """
   if read(root, check['path']) is None:
     return 0.0
@@ -205,8 +206,12 @@ def runs(root, check):
       continue
     out = done.stdout[:MAX_BYTES].decode('utf-8', 'replace')
     good += done.returncode == 0 and rows(out) == rows(want)
-  share = good / len(check['cases'])
-  return share if share == 1.0 else check.get('partial', 0.2) * share
+  total = len(check['cases'])
+  if good == total:
+    return 1.0
+  wanted = collections.Counter('\n'.join(rows(w)) for _, w in check['cases'])
+  free = max(wanted.values())
+  return check.get('partial', 0.2) * max(0, good - free) / max(1, total - free)
 
 
 def kept(root, check):

@@ -440,25 +440,18 @@ def draft_repair(draw: Draw) -> Draft:
   path = f'{draw.word()}.py'
   tool = draw.one(list(_TOOLS))
   what, right, buggy = _TOOLS[tool]
-  cases = []
-  for _ in range(4):
-    numbers = draw.numbers(draw.size)
+  cases: list[list[str]] = []
+  # Lists of different lengths and answers: no constant gets two of them.
+  while len(cases) < 5:
+    numbers = draw.numbers(draw.size + len(cases))
     want = {
       'total': sum(numbers),
       'largest': max(numbers),
       'span': max(numbers) - min(numbers),
       'count': len(numbers),
     }[tool]
-    cases.append([text([str(n) for n in numbers]), f'{want}\n'])
-  # `count` needs inputs of other lengths, or a constant would do.
-  extra = draw.numbers(draw.size + 2)
-  want = {
-    'total': sum(extra),
-    'largest': max(extra),
-    'span': max(extra) - min(extra),
-    'count': len(extra),
-  }[tool]
-  cases.append([text([str(n) for n in extra]), f'{want}\n'])
+    if f'{want}\n' not in [w for _, w in cases]:
+      cases.append([text([str(n) for n in numbers]), f'{want}\n'])
   instruction = draw.one(
     [
       f'{path} should print {what} the numbers on its standard input, one per '

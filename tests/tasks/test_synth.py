@@ -98,6 +98,24 @@ def test_office_work_is_solved_and_left_alone(family, tmp_path):
   assert run(task, [], tmp_path / 'idle') == 0.0
 
 
+def test_no_bug_of_repair_is_right_on_a_case():
+  """By evaluating the buggy lines here; and no answer is wanted twice."""
+  for task in synth.tasks(
+    'train', count=24, seed=3, difficulty=2, families=['repair']
+  ):
+    checks = json.loads(task.verifier.files['checks.json'])
+    (cases,) = [c['cases'] for c in checks if c['kind'] == 'runs']
+    wanted = [int(want) for _, want in cases]
+    assert len(set(wanted)) == 5
+    buggy = next(
+      b for _, right, b in domains._TOOLS.values()
+      if right == task.metadata['spec']['right']
+    )  # fmt: skip
+    for given, want in cases:
+      numbers = [int(n) for n in given.split()]
+      assert eval(buggy, {'numbers': numbers}) != int(want)
+
+
 def test_half_skill_scores_about_two_fifths(tmp_path):
   """Mean over runs of the half-skilled expert, per family and overall."""
   means = {}
@@ -223,9 +241,13 @@ def test_checks_of_office_work(tmp_path):
   assert value('has_rows', '# A\n', **held) == 0.5
   assert value('has_rows', '# A\n- b: c\n- d: e\n', **held) == 0.0
   assert value('has_rows', '# A\n- b: c\nx\ny\n', **held) == 0.0
-  cases = {'cases': [['1\n', '2\n'], ['4\n', '5\n']], 'partial': 0.2}
+  cases = {'cases': [['1\n', '2\n'], ['4\n', '5\n'], ['7\n', '8\n']]}
+  cases['partial'] = 0.2
   assert value('runs', 'print(int(input()) + 1)', **cases) == 1.0
-  assert value('runs', 'print(2)', **cases) == pytest.approx(0.1)
+  assert value('runs', 'print(2)', **cases) == 0.0  # a constant is no part
+  # Two of three right, one of which a constant would get: 0.2 * (2 - 1) / 2.
+  two = 'n = int(input()); print(n + 1 if n < 5 else 0)'
+  assert value('runs', two, **cases) == pytest.approx(0.1)
   assert value('runs', 'print(', **cases) == 0.0
 
 
