@@ -3,6 +3,8 @@
   capture   an expert plays tasks through proxy, harness and sandbox
   fit       maximum likelihood of the expert's tokens, and of nothing else
 
+What was captured before, by whatever model, is read by `captured.load`.
+
 A captured trajectory is a `Rollout` like any other, so it takes the same way:
 trie, filter, rows. The trajectories of an optimiser step share one tree, so the
 prompt that they have in common is computed once.
@@ -27,7 +29,8 @@ from clawjax import trie as trie_lib
 from clawjax.harness import Harness
 from clawjax.losses import weights
 from clawjax.rollout.fleet import GroupRequest
-from clawjax.train import checkpoint, progress, records
+from clawjax.tasks import dataset
+from clawjax.train import captured, checkpoint, progress, records
 from clawjax.train import drill as drill_lib
 from clawjax.train import state as state_lib
 from clawjax.train.service import RolloutService
@@ -41,6 +44,8 @@ class SftConfig:
   Attributes:
     steps: optimiser steps.
     batch: trajectories per step.
+    data: trajectories to train on, see `captured.load`; '': a scripted expert
+      plays tasks first.
     min_reward: trajectories that scored less are left out.
     log_every, save_every: steps between log lines and checkpoints.
     seed: of the order of the trajectories.
@@ -52,6 +57,7 @@ class SftConfig:
 
   steps: int = 1000
   batch: int = 32
+  data: str = ''
   min_reward: float = 0.0
   log_every: int = 20
   save_every: int = 200
@@ -118,12 +124,16 @@ def grow(
 
 def good(
   rollouts: Sequence[types.Rollout], config: SftConfig
-) -> list[types.Rollout]:
+) -> Sequence[types.Rollout]:
   """Trajectories that scored enough and have something to train.
+
+  A data set was filtered when it was loaded, and is not read through again.
 
   Raises:
     TaskError: there is none.
   """
+  if isinstance(rollouts, dataset.Source):
+    return rollouts
   kept = [
     r
     for r in rollouts
@@ -217,6 +227,7 @@ def fit(
     drills: makes the drills, wanted when `config.drill.steps` is not 0.
   """
   rollouts = good(rollouts, config)
+  feed = captured.Feed(rollouts, batch=config.batch, seed=config.seed)
   last = config.drill.steps + config.steps
   store = checkpoint.Checkpoints(run_dir / 'checkpoints')
   with contextlib.closing(store):
@@ -224,8 +235,9 @@ def fit(
     restored = store.restore(state)
     first = 1
     if restored is not None:
-      done, state, _ = restored
+      done, state, facts = restored
       first = done + 1
+      feed.restore(facts)
       display.say(f'resumed after step {done}')
     writer = metrics_lib.Writer(
       run_dir, resume_step=None if restored is None else first - 1
@@ -238,7 +250,8 @@ def fit(
           name, chosen = 'drill', _drills(drills, config, step)
         else:
           name = 'sft'
-          chosen = _chosen(rollouts, config, step - config.drill.steps, rename)
+          place = step - config.drill.steps
+          chosen = _renamed(feed.draw(place), config, place, rename)
         batch = _rows(chosen, config)
         state, numbers = learner.fit(state, batch)
         tokens += int(batch.stats['tokens'])
@@ -253,7 +266,7 @@ def fit(
             f' {int(left // 60)}:{int(left % 60):02d} left'
           )
         if step % config.save_every == 0 or step == last:
-          store.save(step, state, {})
+          store.save(step, state, feed.state())
   return state
 
 
@@ -268,24 +281,23 @@ def _drills(
   ]
 
 
-def _chosen(
-  rollouts: Sequence[types.Rollout],
+def _renamed(
+  chosen: Sequence[types.Rollout],
   config: SftConfig,
   step: int,
   rename: Renaming | None,
 ) -> list[types.Rollout]:
-  """The trajectories of a step, in an order seeded epoch by epoch."""
-  total = len(rollouts)
-  chosen = []
-  for place in range((step - 1) * config.batch, step * config.batch):
-    epoch, index = divmod(place, total)
-    order = np.random.default_rng([config.seed, epoch]).permutation(total)
-    rollout = rollouts[order[index]]
-    if rename is not None:
-      rng = np.random.default_rng([config.seed, 1, place])
-      rollout = renamed(rollout, rename.draw(rng))
-    chosen.append(rollout)
-  return chosen
+  """The trajectories of a step with their names dealt out anew."""
+  if rename is None:
+    return list(chosen)
+  first = (step - 1) * config.batch
+  return [
+    renamed(
+      rollout,
+      rename.draw(np.random.default_rng([config.seed, 1, first + i])),
+    )
+    for i, rollout in enumerate(chosen)
+  ]
 
 
 def _rows(

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from clawjax import errors
+from clawjax import errors, types
 from clawjax.chat import tokenizers
 from clawjax.eval import passthrough
 from clawjax.proxy import app, scripted, serve
@@ -60,7 +60,14 @@ async def test_chat_through_the_official_client(monkeypatch, tmp_path):
     front,
     upstream,
   ):
-    session = proxy.open('eval/a/pi/0', sampling={'temperature': 0.0})
+    asked = []
+
+    async def gate(index):
+      asked.append((index, len(upstream.calls('upstream'))))
+
+    session = proxy.open(
+      'eval/a/pi/0', sampling={'temperature': 0.0}, gate=gate
+    )
     client = openai.AsyncOpenAI(
       base_url=f'{front}{session.path}/v1', api_key='unused', max_retries=0
     )
@@ -99,6 +106,10 @@ async def test_chat_through_the_official_client(monkeypatch, tmp_path):
     assert not first.trainable and first.sample is None
     assert 'I look.' in first.text and second.text == 'Two files.'
     assert proxy.stats(session.id) == {'served': 2, 'captured': 2, 'pending': 0}
+    # The gate was passed before the API was asked.
+    assert asked == [(0, 0), (1, 1)]
+    said = proxy.messages(session.id)
+    assert [m.role for m in said] == ['user', 'assistant', 'tool', 'assistant']
     proxy.close(session.id)
   lines = passthrough.read(tmp_path, 'eval/a/pi/0')
   assert [line['request']['model'] for line in lines] == ['big', 'big']
@@ -231,3 +242,16 @@ def test_the_key_is_recorded_nowhere(monkeypatch, tmp_path):
   (path,) = tmp_path.iterdir()
   assert secret not in path.read_text()
   assert json.loads(path.read_text())['status'] == 'ok'
+
+
+def test_conversations_are_kept_apart_and_whole():
+  def talk(*texts):
+    roles = ('user', 'assistant')
+    return [types.Message(roles[n % 2], text) for n, text in enumerate(texts)]
+
+  talks = []
+  passthrough.join(talks, talk('a', 'b'))
+  passthrough.join(talks, talk('a', 'b', 'c', 'd'))
+  passthrough.join(talks, talk('x', 'y'))
+  passthrough.join(talks, talk('a', 'b'))  # shorter: a retry of the first
+  assert talks == [talk('a', 'b', 'c', 'd'), talk('x', 'y')]

@@ -1,6 +1,12 @@
 """Cold start: expert turns as a model writes them, consistent renaming."""
 
+import dataclasses
+import importlib.util
 import json
+import pathlib
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -92,3 +98,85 @@ def test_only_good_trajectories_are_fitted():
   assert sft.good([bad, lost, fine], config) == [fine]
   with pytest.raises(errors.TaskError, match='none of 2'):
     sft.good([bad, lost], config)
+
+
+# ---- resuming --------------------------------------------------------------
+
+
+def _load_sft_run():
+  path = pathlib.Path(__file__).with_name('sft_run.py')
+  spec = importlib.util.spec_from_file_location('sft_run', path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def _trajectories(count=5):
+  found = []
+  for number in range(count):
+    rollout = _captured(f'say {words.WORDS[number]}', f'{number} done')
+    call = dataclasses.replace(rollout.calls[0], rollout_id=f'r/{number}')
+    found.append(
+      dataclasses.replace(rollout, rollout_id=f'r/{number}', calls=(call,))
+    )
+  return found
+
+
+def test_an_interrupted_fit_goes_on_to_the_same_weights(tmp_path):
+  run = _load_sft_run()
+  rollouts = _trajectories()
+
+  class Stops(run.Display):
+    def say(self, text):
+      if text.startswith('sft 5/'):
+        raise KeyboardInterrupt
+
+  whole = run.fit(tmp_path / 'whole', rollouts, 8, run.Display())
+  with pytest.raises(KeyboardInterrupt):
+    run.fit(tmp_path / 'cut', rollouts, 8, Stops())
+  said = []
+
+  class Listens(run.Display):
+    def say(self, text):
+      said.append(text)
+
+  again = run.fit(tmp_path / 'cut', rollouts, 8, Listens())
+  assert said[0] == 'resumed after step 4'  # saved every second step
+  assert [s.split('/')[0] for s in said[1:]] == [
+    'sft 5', 'sft 6', 'sft 7', 'sft 8'
+  ]  # fmt: skip
+  assert run.digest(again) == run.digest(whole)
+  start = run.learner()[1]
+  assert run.digest(whole) != run.digest(start)  # it did learn something
+
+
+@pytest.mark.slow
+def test_a_killed_fit_on_a_data_set_goes_on_to_the_same_weights(tmp_path):
+  pytest.importorskip('grain')
+  from clawjax.tasks import dataset
+
+  poor = dataclasses.replace(_trajectories(1)[0], rollout_id='p', reward=0.1)
+  dataset.write(
+    tmp_path / 'set', [*_trajectories(), poor], facts={'tokenizer': 'tiny'}
+  )
+
+  def run(name, *more):
+    script = pathlib.Path(__file__).with_name('sft_run.py')
+    done = subprocess.run(
+      [sys.executable, script, tmp_path / name, tmp_path / 'set', '8', *more],
+      capture_output=True,
+      text=True,
+      timeout=500,
+    )
+    path = tmp_path / name / 'digest'
+    return done, path.read_text() if path.exists() else ''
+
+  done, whole = run('whole')
+  assert done.returncode == 0, done.stderr[-2000:]
+  # Five of the six trajectories, two a step: step 5 is in the second epoch.
+  killed, nothing = run('cut', '5')
+  assert killed.returncode == -signal.SIGKILL and not nothing
+  resumed, digest = run('cut')
+  assert resumed.returncode == 0, resumed.stderr[-2000:]
+  assert 'resumed after step 4' in resumed.stdout
+  assert digest == whole
