@@ -6,9 +6,11 @@ assistant turns. Functions here give the text of a turn without its control
 tokens; `render.py` puts ids around it. Two families:
 
   qwen3        tool calls as JSON inside `<tool_call>` (Hermes)
-  qwen3_coder  tool calls as `<function=..><parameter=..>` inside `<tool_call>`
+  qwen3_coder  tools listed as XML elements; tool calls as
+               `<function=..><parameter=..>` inside `<tool_call>`
 
-One deviation from the stock templates, on purpose: thinking of earlier turns
+Both follow the published templates to the character; values that a template
+prints with Jinja's `string` filter come out as Python writes them. One deviation from the stock templates, on purpose: thinking of earlier turns
 is kept, so that a longer conversation only ever appends.
 """
 
@@ -30,6 +32,10 @@ _HERMES_TOOLS = (
   '<tool_call></tool_call> XML tags:\n<tool_call>\n{{"name": '
   '<function-name>, "arguments": <args-json-object>}}\n</tool_call>'
 )
+_CODER_SYSTEM = (
+  'You are Qwen, a helpful AI assistant that can interact with a computer to '
+  'solve tasks.'
+)
 _CODER_TOOLS = (
   '# Tools\n\nYou have access to the following functions:\n\n<tools>{tools}\n'
   '</tools>\n\nIf you choose to call a function ONLY reply in the following '
@@ -37,7 +43,16 @@ _CODER_TOOLS = (
   '<parameter=example_parameter_1>\nvalue_1\n</parameter>\n'
   '<parameter=example_parameter_2>\nThis is the value for the second '
   'parameter\nthat can span\nmultiple lines\n</parameter>\n</function>\n'
-  '</tool_call>'
+  '</tool_call>\n\n<IMPORTANT>\nReminder:\n'
+  '- Function calls MUST follow the specified format: an inner '
+  '<function=...></function> block must be nested within '
+  '<tool_call></tool_call> XML tags\n'
+  '- Required parameters MUST be specified\n'
+  '- You may provide optional reasoning for your function call in natural '
+  'language BEFORE the function call, but NOT after\n'
+  '- If there is no function call available, answer the question like normal '
+  'with your current knowledge and do not tell the user about function calls\n'
+  '</IMPORTANT>'
 )
 
 
@@ -55,13 +70,54 @@ def tool_object(tool: types.Tool) -> dict[str, Any]:
   return {'type': 'function', 'function': function}
 
 
+def _coder_value(value: Any) -> str:
+  """A value as the coder template prints it."""
+  return tojson(value) if isinstance(value, (dict, list)) else str(value)
+
+
+def _coder_extras(value: Any, known: Sequence[str]) -> str:
+  """What a schema says beside its known keys, an element each."""
+  if not isinstance(value, Mapping):
+    return ''
+  return ''.join(
+    f'\n<{key}>{_coder_value(item)}</{key}>'
+    for key, item in value.items()
+    if key not in known
+  )
+
+
+def _coder_tool(tool: types.Tool) -> str:
+  """A tool as an XML element."""
+  out = f'\n<function>\n<name>{tool.name}</name>'
+  if tool.description:
+    out += f'\n<description>{tool.description.strip()}</description>'
+  out += '\n<parameters>'
+  properties = tool.parameters.get('properties')
+  if isinstance(properties, Mapping):
+    for name, fields in properties.items():
+      out += f'\n<parameter>\n<name>{name}</name>'
+      if isinstance(fields, Mapping):
+        if 'type' in fields:
+          out += f'\n<type>{fields["type"]}</type>'
+        if 'description' in fields:
+          about = str(fields['description']).strip()
+          out += f'\n<description>{about}</description>'
+      out += _coder_extras(fields, ('name', 'type', 'description'))
+      out += '\n</parameter>'
+  out += _coder_extras(tool.parameters, ('type', 'properties'))
+  return out + '\n</parameters>\n</function>'
+
+
 def head(system: str, tools: Sequence[types.Tool], *, family: str) -> str:
   """Text of the leading system turn, '' if there is none."""
   if not tools:
     return system
-  shape = _HERMES_TOOLS if family == 'qwen3' else _CODER_TOOLS
-  listing = ''.join('\n' + tojson(tool_object(t)) for t in tools)
-  block = shape.format(tools=listing)
+  if family == 'qwen3':
+    listing = ''.join('\n' + tojson(tool_object(t)) for t in tools)
+    block = _HERMES_TOOLS.format(tools=listing)
+  else:
+    block = _CODER_TOOLS.format(tools=''.join(map(_coder_tool, tools)))
+    system = system or _CODER_SYSTEM
   return f'{system}\n\n{block}' if system else block
 
 
@@ -88,8 +144,7 @@ def _coder_call(call: types.ToolCall) -> str:
     arguments = {'arguments': call.arguments}
   lines = [f'<tool_call>\n<function={call.name}>']
   for name, value in arguments.items():
-    text = value if isinstance(value, str) else tojson(value)
-    lines.append(f'<parameter={name}>\n{text}\n</parameter>')
+    lines.append(f'<parameter={name}>\n{_coder_value(value)}\n</parameter>')
   return '\n'.join(lines) + '\n</function>\n</tool_call>'
 
 
@@ -108,9 +163,13 @@ def assistant(message: types.Message, *, family: str, thinking: bool) -> str:
   if thinking and reasoning:
     text = f'<think>\n{reasoning}\n</think>\n\n'
     content = content.lstrip('\n')
+  between = '\n' if content else ''
+  if family == 'qwen3_coder' and message.calls:
+    content = content.strip()
+    between = '\n\n' if content else ''
   text += content
   for i, call in enumerate(message.calls):
-    text += ('\n' if content or i else '') + one(call)
+    text += ('\n' if i else between) + one(call)
   return text
 
 
@@ -121,7 +180,7 @@ def turn_text(
   first = turn[0]
   if first.role == 'tool':
     parts = [f'\n<tool_response>\n{m.content}\n</tool_response>' for m in turn]
-    return 'user', ''.join(parts)
+    return 'user', ''.join(parts) + ('\n' if family == 'qwen3_coder' else '')
   if first.role == 'assistant':
     text = assistant(first, family=family, thinking=thinking)
     return 'assistant', '\n' + text

@@ -185,9 +185,103 @@ def test_coder_calls_are_decoded_to_parameters(tokenizer):
   )
   assert (
     '<tool_call>\n<function=f>\n<parameter=s>\na\nb\n</parameter>\n'
-    '<parameter=n>\n3\n</parameter>\n<parameter=b>\nfalse\n</parameter>\n'
+    '<parameter=n>\n3\n</parameter>\n<parameter=b>\nFalse\n</parameter>\n'
     '<parameter=l>\n[1, null]\n</parameter>\n</function>\n</tool_call><|im_end|>'
   ) in text
+
+
+CODER_RULES = """
+</tools>
+
+If you choose to call a function ONLY reply in the following format with NO \
+suffix:
+
+<tool_call>
+<function=example_function_name>
+<parameter=example_parameter_1>
+value_1
+</parameter>
+<parameter=example_parameter_2>
+This is the value for the second parameter
+that can span
+multiple lines
+</parameter>
+</function>
+</tool_call>
+
+<IMPORTANT>
+Reminder:
+- Function calls MUST follow the specified format: an inner \
+<function=...></function> block must be nested within <tool_call></tool_call> \
+XML tags
+- Required parameters MUST be specified
+- You may provide optional reasoning for your function call in natural \
+language BEFORE the function call, but NOT after
+- If there is no function call available, answer the question like normal with \
+your current knowledge and do not tell the user about function calls
+</IMPORTANT>"""
+
+
+def test_coder_lists_tools_as_elements(tokenizer):
+  """By hand from Qwen3-Coder's published template."""
+  renderer = render.Renderer(tokenizer, family='qwen3_coder')
+  schema = {
+    'type': 'object',
+    'properties': {
+      'path': {'type': 'string', 'description': ' where '},
+      'depth': {'type': ['integer', 'null'], 'minimum': 0, 'enum': [1, 2]},
+      'any': True,
+    },
+    'required': ['path'],
+    'additionalProperties': False,
+  }
+  text = shown(
+    renderer, [Message('user', 'q')], [Tool('ls', ' Lists. ', schema)]
+  )
+  assert text == (
+    '<|im_start|>system\nYou are Qwen, a helpful AI assistant that can '
+    'interact with a computer to solve tasks.\n\n# Tools\n\nYou have access '
+    'to the following functions:\n\n<tools>\n<function>\n<name>ls</name>\n'
+    '<description>Lists.</description>\n<parameters>\n'
+    '<parameter>\n<name>path</name>\n<type>string</type>\n'
+    '<description>where</description>\n</parameter>\n'
+    "<parameter>\n<name>depth</name>\n<type>['integer', 'null']</type>\n"
+    '<minimum>0</minimum>\n<enum>[1, 2]</enum>\n</parameter>\n'
+    '<parameter>\n<name>any</name>\n</parameter>\n'
+    '<required>["path"]</required>\n'
+    '<additionalProperties>False</additionalProperties>\n'
+    f'</parameters>\n</function>{CODER_RULES}<|im_end|>\n'
+    '<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n'
+  )
+  named = shown(
+    renderer, [Message('system', 'S'), Message('user', 'q')], [Tool('f')]
+  )
+  assert named.startswith('<|im_start|>system\nS\n\n# Tools\n\n')
+  assert '<name>f</name>\n<parameters>\n</parameters>\n</function>' in named
+
+
+def test_coder_turns(tokenizer):
+  renderer = render.Renderer(tokenizer, family='qwen3_coder')
+  calls = (ToolCall('f', '{"n": null}'), ToolCall('g', '{}'))
+  messages = [
+    Message('user', 'q'),
+    Message('assistant', ' I look.\n', calls=calls),
+    Message('tool', 'one'),
+    Message('tool', 'two'),
+    Message('assistant', ' Done.\n'),
+    Message('user', 'r'),
+  ]
+  assert shown(renderer, messages) == (
+    '<|im_start|>user\nq<|im_end|>\n'
+    '<|im_start|>assistant\nI look.\n\n'
+    '<tool_call>\n<function=f>\n<parameter=n>\nNone\n</parameter>\n'
+    '</function>\n</tool_call>\n'
+    '<tool_call>\n<function=g>\n</function>\n</tool_call><|im_end|>\n'
+    '<|im_start|>user\n<tool_response>\none\n</tool_response>\n'
+    '<tool_response>\ntwo\n</tool_response>\n<|im_end|>\n'
+    '<|im_start|>assistant\n Done.\n<|im_end|>\n'
+    '<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\n'
+  )
 
 
 def test_coder_takes_broken_arguments_without_a_crash(tokenizer):
