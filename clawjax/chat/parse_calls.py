@@ -27,11 +27,11 @@ from clawjax.chat import coerce, tokenizers
 
 OPEN = '<tool_call>'
 CLOSE = '</tool_call>'
-_FUNCTION = '<function='
+FUNCTION = '<function='
 _FUNCTION_END = '</function>'
 _PARAMETER = '<parameter='
 _PARAMETER_END = '</parameter>'
-_MARK = re.compile(re.escape(OPEN) + '|' + re.escape(_FUNCTION))
+_MARK = re.compile(re.escape(OPEN) + '|' + re.escape(FUNCTION))
 _SPACE = re.compile(r'\s*')
 _NAME = re.compile(r'\s*([^>\s<]+)\s*>')
 # What may follow a closing parameter tag for it to count.
@@ -39,6 +39,7 @@ _AFTER_VALUE = re.compile(
   r'</parameter>(?=\s*(?:<parameter=|</function>|</tool_call>|\Z))'
 )
 _DECODER = json.JSONDecoder(strict=False)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,9 +127,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _dumps(value: Any) -> str:
-  return tokenizers.clean(
-    json.dumps(value, ensure_ascii=False, allow_nan=False)
-  )
+  return tokenizers.clean(_ENCODER.encode(value))
 
 
 # ---- Hermes ----------------------------------------------------------------
@@ -261,7 +260,7 @@ class _Xml:
   def read(self, at: int, flags: list[str]) -> tuple[types.ToolCall, int]:
     """Reads the element whose `<function=` starts at `at`."""
     text = self.text
-    head = _NAME.match(text, at + len(_FUNCTION))
+    head = _NAME.match(text, at + len(FUNCTION))
     if head is None:
       raise _BadCall('INVALID_XML', cut=text.find('>', at) < 0)
     name = head.group(1)
@@ -324,8 +323,8 @@ class Reader:
   ) -> tuple[list[types.ToolCall], int] | None:
     """Reads what stands at a mark; None: it is prose, not an attempt."""
     text = self.text
-    if text.startswith(_FUNCTION, at):
-      head = _NAME.match(text, at + len(_FUNCTION))
+    if text.startswith(FUNCTION, at):
+      head = _NAME.match(text, at + len(FUNCTION))
       if head is None or head.group(1) not in self.offered:
         return None
       call, end = self._xml.read(at, flags)
@@ -338,13 +337,13 @@ class Reader:
     if text.startswith(('{', '['), inside):
       return _hermes(text, inside, self.offered, flags)
     calls: list[types.ToolCall] = []
-    while text.startswith(_FUNCTION, inside):
+    while text.startswith(FUNCTION, inside):
       call, end = self._xml.read(inside, flags)
       calls.append(call)
       inside = _skip(text, end)
       if text.startswith(CLOSE, inside):
         return calls, inside + len(CLOSE)
-      if not text.startswith(_FUNCTION, inside):
+      if not text.startswith(FUNCTION, inside):
         flags.append('UNCLOSED')
         return calls, end
     return None

@@ -24,7 +24,7 @@ from clawjax.chat import parse_calls, tokenizers
 
 _THINK = '<think>'
 _THINK_END = '</think>'
-_BOM = '\ufeff'
+BOM = '\ufeff'
 _CONTROL = (tokenizers.IM_END, tokenizers.ENDOFTEXT)
 _MALFORMED = frozenset({'INVALID_JSON', 'INVALID_XML', 'DROPPED_PARAMETER'})
 CUT_FINISHES = ('length', 'context_full')
@@ -153,7 +153,7 @@ def parse_output(
   offered = parse_calls.Offered(tools)
   cut = finish in CUT_FINISHES
   flags: list[str] = []
-  text = text.removeprefix(_BOM)
+  text = text.removeprefix(BOM)
   text = tokenizers.clean(text)
   reasoning, visible = _split_thinking(
     text,

@@ -59,6 +59,7 @@ class Renderer:
     self._newline = tokenizer.encode('\n')
     # Heads are long and shared by all sessions of a harness.
     self._head = functools.lru_cache(maxsize=256)(self._encode_head)
+    self._opening = functools.lru_cache(maxsize=2)(self._encode_opening)
 
   def _framed(self, text: str) -> list[int]:
     t = self.tokenizer
@@ -94,10 +95,11 @@ class Renderer:
 
   def opening(self, thinking: bool | None = None) -> list[int]:
     """Ids of the generation prompt."""
-    text = 'assistant\n'
-    if self.shows_empty_think(thinking):
-      text += _EMPTY_THINK
-    return [self.tokenizer.im_start, *self.tokenizer.encode(text)]
+    return list(self._opening(self.shows_empty_think(thinking)))
+
+  def _encode_opening(self, empty_think: bool) -> tuple[int, ...]:
+    text = 'assistant\n' + (_EMPTY_THINK if empty_think else '')
+    return (self.tokenizer.im_start, *self.tokenizer.encode(text))
 
   def prefill(self, text: str) -> list[int]:
     """Ids of an open assistant turn that begins with `text`, thinking off."""

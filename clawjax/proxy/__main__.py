@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import dataclasses
 import errno
+import gc
 import json
 import logging
 import os
@@ -60,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     '--family', default='qwen3', choices=('qwen3', 'qwen3_coder')
   )
   parser.add_argument('--keep-alive', type=float, default=10.0, help='seconds')
+  parser.add_argument(
+    '--stream-sampled', action='store_true', help='send text as it is sampled'
+  )
   return parser
 
 
@@ -87,6 +91,7 @@ async def _run(args: argparse.Namespace) -> None:
     thinking=args.thinking,
     family=args.family,
     keep_alive_s=args.keep_alive,
+    stream_sampled=args.stream_sampled,
   )
   proxy = app.Proxy(
     _client(args.backend, tokenizer, args.window),
@@ -97,6 +102,9 @@ async def _run(args: argparse.Namespace) -> None:
   )
   for name, lost in proxy.resume().items():
     log.info('session %s goes on; in flight and lost: %s', name, lost or 'none')
+  # What is here now stays: full collections need not look at it again.
+  gc.collect()
+  gc.freeze()
   stop = asyncio.Event()
   loop = asyncio.get_running_loop()
   for number in (signal.SIGINT, signal.SIGTERM):

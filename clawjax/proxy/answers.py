@@ -48,7 +48,8 @@ def checked(sample: types.Sample, eos_ids: tuple[int, ...]) -> types.Sample:
     )
   if not np.isfinite(logprobs).all():
     raise errors.CaptureError('wanted finite log-probs, got nan or infinity')
-  sample = dataclasses.replace(sample, token_ids=ids, logprobs=logprobs)
+  if ids is not sample.token_ids or logprobs is not sample.logprobs:
+    sample = dataclasses.replace(sample, token_ids=ids, logprobs=logprobs)
   first = next((i for i, x in enumerate(ids.tolist()) if x in eos_ids), None)
   if first is not None and first + 1 < len(ids):
     sample = cut(sample, first + 1)

@@ -259,9 +259,9 @@ def parse(
 # ---- answer ----------------------------------------------------------------
 
 
-def _signature(answer: canonical.Answer) -> str:
+def _signature(reasoning: str) -> str:
   """Opaque and not empty; nothing depends on its coming back."""
-  digest = hashlib.blake2b(answer.reasoning.encode(), digest_size=24).digest()
+  digest = hashlib.blake2b(reasoning.encode(), digest_size=24).digest()
   return base64.b64encode(digest).decode()
 
 
@@ -286,7 +286,7 @@ def _content(answer: canonical.Answer) -> list[dict[str, Any]]:
       {
         'type': 'thinking',
         'thinking': answer.reasoning,
-        'signature': _signature(answer),
+        'signature': _signature(answer.reasoning),
       }
     )
   for piece in answer.pieces:
@@ -344,17 +344,57 @@ class Stream:
   def __init__(self, request: canonical.Request, answer_id: str, created: int):
     del created
     self._message = _message(answer_id, request.model)
+    self._thought = self._text = ''  # What has gone out before the end.
 
   def opening(self, prompt_tokens: int) -> bytes:
     """What is sent at once."""
     message = {**self._message, 'usage': _usage(prompt_tokens, 1)}
     return _event('message_start', message=message) + KEEP_ALIVE
 
-  def closing(self, answer: canonical.Answer) -> bytes:
-    """The whole answer, and the end."""
+  def live(self, reasoning: str, text: str) -> bytes:
+    """More of an answer that is not whole yet."""
     out = []
-    for i, block in enumerate(_content(answer)):
-      out.append(_block_events(i, block, answer))
+    if reasoning:
+      if not self._thought:
+        out.append(_start(0, _EMPTY['thinking']))
+      out.append(_delta(0, type='thinking_delta', thinking=reasoning))
+      self._thought += reasoning
+    if text:
+      index = 1 if self._thought else 0
+      if not self._text:
+        if self._thought:  # Text comes only when thinking is complete.
+          out.append(_signed(0, _signature(self._thought)))
+        out.append(_start(index, _EMPTY['text']))
+      out.append(_delta(index, type='text_delta', text=text))
+      self._text += text
+    return b''.join(out)
+
+  def closing(self, answer: canonical.Answer) -> bytes:
+    """The whole answer, or what is left of it, and the end."""
+    content = _content(answer)
+    texts = [b['text'] for b in content if b['type'] == 'text']
+    thought, text = self._thought, self._text
+    left = canonical.rest(answer.reasoning, thought)
+    more = canonical.rest(texts[0] if texts else '', text)
+    out = [self.live(left, more if text else '')]
+    for i, block in enumerate(content):
+      kind = block['type']
+      if kind == 'thinking':
+        if not text:
+          out.append(_signed(i, block['signature']))
+        continue
+      if kind == 'tool_use':
+        out.append(_start(i, {**block, 'input': {}}))
+        arguments = next(
+          c.arguments for c in answer.calls if 'toolu_' + c.id == block['id']
+        )
+        out.append(_delta(i, type='input_json_delta', partial_json=arguments))
+      elif not text:
+        out.append(_start(i, _EMPTY['text']))
+        out.append(_delta(i, type='text_delta', text=block['text']))
+      else:
+        text = ''  # The first block of text has begun already.
+      out.append(_stop(i))
     out.append(
       _event(
         'message_delta',
@@ -374,29 +414,28 @@ class Stream:
     return b'event: error\ndata: ' + data + b'\n\n'
 
 
-def _block_events(
-  index: int, block: dict[str, Any], answer: canonical.Answer
-) -> bytes:
-  kind = block['type']
-  if kind == 'thinking':
-    start = {'type': 'thinking', 'thinking': '', 'signature': ''}
-    deltas = [
-      {'type': 'thinking_delta', 'thinking': block['thinking']},
-      {'type': 'signature_delta', 'signature': block['signature']},
-    ]
-  elif kind == 'text':
-    start = {'type': 'text', 'text': ''}
-    deltas = [{'type': 'text_delta', 'text': block['text']}]
-  else:
-    start = {**block, 'input': {}}
-    text = next(
-      c.arguments for c in answer.calls if 'toolu_' + c.id == block['id']
-    )
-    deltas = [{'type': 'input_json_delta', 'partial_json': text}]
-  out = [_event('content_block_start', index=index, content_block=start)]
-  out += [_event('content_block_delta', index=index, delta=d) for d in deltas]
-  out.append(_event('content_block_stop', index=index))
-  return b''.join(out)
+_EMPTY: dict[str, dict[str, Any]] = {
+  'thinking': {'type': 'thinking', 'thinking': '', 'signature': ''},
+  'text': {'type': 'text', 'text': ''},
+}
+
+
+def _start(index: int, block: dict[str, Any]) -> bytes:
+  return _event('content_block_start', index=index, content_block=block)
+
+
+def _delta(index: int, **delta: Any) -> bytes:
+  return _event('content_block_delta', index=index, delta=delta)
+
+
+def _stop(index: int) -> bytes:
+  return _event('content_block_stop', index=index)
+
+
+def _signed(index: int, signature: str) -> bytes:
+  """The end of a block of thinking."""
+  signed = _delta(index, type='signature_delta', signature=signature)
+  return signed + _stop(index)
 
 
 _ERRORS = {

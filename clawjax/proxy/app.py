@@ -1,52 +1,31 @@
-"""The proxy: sessions, and the HTTP face that harnesses talk to.
+"""The proxy: its sessions, and one app that serves them (`face.py`).
 
   proxy = Proxy(client, tokenizer, config=ProxyConfig(), record_dir=path)
   session = proxy.open('train/3/synth-17/pi/5', run_seed=1)
   async with serve.serve(proxy.app, uds=path): ...   # harness: session.path
   await proxy.settle(session.id); calls = proxy.calls(session.id)
 
-One request: read the body, parse it (dialect), match and render (session),
-sample (engine), keep and record, answer (dialect). The window is checked
-before any header is sent; a stream gets its headers and a first event at once
-and a comment or ping every few seconds; a client that hangs up cancels its
-generation and no other.
+One process serves many sessions; each has its key, its record and its calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hmac
+import inspect
 import logging
 import pathlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from clawjax import errors, types
 from clawjax.chat import render, tokenizers
-from clawjax.proxy import (
-  admin,
-  anthropic,
-  canonical,
-  capture,
-  http,
-  openai_chat,
-  openai_responses,
-  resume,
-)
+from clawjax.proxy import admin, capture, face, resume
 from clawjax.proxy import session as sessions
 
 log = logging.getLogger(__name__)
-
-# Endpoint (without /v1) -> dialect module.
-DIALECTS: dict[str, Any] = {
-  'messages': anthropic,
-  'messages/count_tokens': anthropic,
-  'chat/completions': openai_chat,
-  'responses': openai_responses,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +39,8 @@ class ProxyConfig:
       asks for (temperature, ...) is not followed, so that the trainer knows
       the distribution. `max_tokens` here caps each answer.
     follow_client: use the client's temperature, top_p and top_k instead.
+    stream_sampled: send text as it is sampled, see `proxy.live`; else a
+      stream is made from the whole answer.
     keep_alive_s: seconds between signs of life on a stream.
     grace_s: seconds to wait for the answer before headers are sent, so that
       a quick failure still gets its HTTP status.
@@ -73,6 +54,7 @@ class ProxyConfig:
   family: str = 'qwen3'
   sampling: types.SamplingParams = types.SamplingParams()
   follow_client: bool = False
+  stream_sampled: bool = False
   keep_alive_s: float = 10.0
   grace_s: float = 0.05
   body_bytes: int = 32 * 1024 * 1024
@@ -106,6 +88,9 @@ class Proxy:
     app: the ASGI app.
     client: the way to the model.
     config: see `ProxyConfig`.
+    tokenizer: of the model.
+    by_key: open sessions by the key in their URL.
+    tasks: session id -> generations that are going on.
   """
 
   def __init__(
@@ -118,6 +103,11 @@ class Proxy:
     admin_token: str = '',
     base_url: str = '',
   ):
+    if config.stream_sampled and not _tells_tokens(client):
+      raise errors.ConfigError(
+        'stream_sampled: wanted a client whose sample() takes on_tokens, got '
+        f'{type(client).__name__}; leave stream_sampled off with it'
+      )
     self.client = client
     self.tokenizer = tokenizer
     self.config = config
@@ -127,9 +117,9 @@ class Proxy:
     )
     self._record_dir = pathlib.Path(record_dir) if record_dir else None
     self._by_id: dict[str, sessions.Session] = {}
-    self._by_key: dict[str, sessions.Session] = {}
-    self._tasks: dict[str, set[asyncio.Task]] = {}
-    self.app = admin.mount(self, self.serve, token=admin_token)
+    self.by_key: dict[str, sessions.Session] = {}
+    self.tasks: dict[str, set[asyncio.Task]] = {}
+    self.app = admin.mount(self, face.Face(self).serve, token=admin_token)
 
   # ---- sessions ------------------------------------------------------------
 
@@ -142,6 +132,7 @@ class Proxy:
     rules: Sequence[str] = (),
     token_budget: int | None = None,
     metadata: Mapping[str, Any] | None = None,
+    gate: Callable[[int], Awaitable[None]] | None = None,
   ) -> SessionHandle:
     """Opens a session.
 
@@ -153,7 +144,9 @@ class Proxy:
       token_budget: sampled tokens after which the harness is told that its
         window is full.
       metadata: kept with the session; `instruction` helps to tell the main
-        conversation from others.
+        conversation from others, and `openings` are the first messages of
+        further sessions of the main agent.
+      gate: awaited with the number of each call before it is sampled.
 
     Raises:
       ConfigError: the id is taken, or an argument does not fit.
@@ -180,11 +173,12 @@ class Proxy:
         follow_client=self.config.follow_client,
       ),
     )
+    session.gate = gate
     if self._record_dir:
       path = self._record_dir / capture.file_name(rollout_id)
       session.record(capture.Recorder(path, fsync=self.config.fsync))
     self._by_id[rollout_id] = session
-    self._by_key[session.key] = session
+    self.by_key[session.key] = session
     return SessionHandle(session.id, session.key)
 
   def resume(self) -> dict[str, list[str]]:
@@ -207,7 +201,7 @@ class Proxy:
       for served in lost:
         session.record_end(served)
       self._by_id[session.id] = session
-      self._by_key[session.key] = session
+      self.by_key[session.key] = session
       found[session.id] = [s.call_id for s in lost]
     return found
 
@@ -281,238 +275,13 @@ class Proxy:
     """Ends a session: its key opens nothing any more, calls in flight are
     cancelled, its record is complete."""
     session = self._by_id.pop(rollout_id)
-    self._by_key.pop(session.key, None)
-    for task in self._tasks.pop(rollout_id, ()):
+    self.by_key.pop(session.key, None)
+    for task in self.tasks.pop(rollout_id, ()):
       task.cancel()
     self._alarm(rollout_id, session.stats)
     session.close()
 
-  # ---- HTTP ----------------------------------------------------------------
 
-  async def serve(self, scope: Any, receive: Any, send: Any) -> None:
-    """Serves the model endpoints of all sessions (ASGI)."""
-    exchange = http.Exchange(scope, receive, send)
-    key, path = http.split_path(scope['path'])
-    dialect = http.dialect_of(path, DIALECTS, exchange.headers)
-    try:
-      if scope['method'] in ('HEAD', 'OPTIONS') or path in ('', 'health'):
-        await exchange.json(200, {'status': 'ok'}, {'allow': '*'})
-        return
-      session = self._session_of(key, exchange.headers)
-      if path == 'models' or path.startswith('models/'):
-        await exchange.json(200, self._models(path))
-        return
-      if path not in DIALECTS:
-        raise errors.RequestError(
-          f'no endpoint {scope["path"]}', status=404, kind='not_found'
-        )
-      if scope['method'] != 'POST':
-        raise errors.RequestError(
-          f'wanted POST, got {scope["method"]}', status=405
-        )
-      body = await exchange.body(
-        limit=self.config.body_bytes, timeout_s=self.config.body_s
-      )
-      begun = time.thread_time()
-      request = http.parse(dialect, body, exchange.headers, session.memory)
-      if path.endswith('count_tokens'):
-        count = session.count(request)
-        await exchange.json(200, {'input_tokens': count})
-        return
-      await self._answer(exchange, dialect, session, request, begun)
-    except http.Gone:
-      return
-    except errors.RequestError as e:
-      await self._refuse(exchange, dialect, e)
-    except Exception:
-      log.exception('a request to %s failed', path)
-      await self._refuse(
-        exchange,
-        dialect,
-        errors.RequestError('internal error', status=500, kind='engine'),
-      )
-
-  def _session_of(
-    self, key: str, headers: Mapping[str, str]
-  ) -> sessions.Session:
-    if not key:
-      key = headers.get('x-api-key', '')
-      if not key:
-        key = headers.get('authorization', '').removeprefix('Bearer ').strip()
-    session = self._by_key.get(key)
-    if session is None or not hmac.compare_digest(session.key, key):
-      raise errors.RequestError(
-        'wanted the key of an open session in the path (/r/KEY) or as API '
-        'key, got none that is known',
-        status=401,
-        kind='authentication',
-      )
-    return session
-
-  def _models(self, path: str) -> dict[str, Any]:
-    name = path.partition('/')[2] or self.config.model
-    model = {
-      'id': name,
-      'object': 'model',
-      'type': 'model',
-      'display_name': name,
-      'created': 0,
-      'created_at': '1970-01-01T00:00:00Z',
-      'owned_by': 'clawjax',
-    }
-    if path != 'models':
-      return model
-    return {
-      'object': 'list',
-      'data': [model],
-      'has_more': False,
-      'first_id': name,
-      'last_id': name,
-    }
-
-  async def _refuse(
-    self, exchange: http.Exchange, dialect: Any, error: errors.RequestError
-  ) -> None:
-    if exchange.started:
-      exchange.abort()
-      return
-    status, body, headers = dialect.error(error)
-    await exchange.json(status, body, headers)
-
-  async def _answer(
-    self,
-    exchange: http.Exchange,
-    dialect: Any,
-    session: sessions.Session,
-    request: canonical.Request,
-    begun: float,
-  ) -> None:
-    try:
-      served = session.begin(request)
-    except sessions.Overflow as e:
-      if request.stream and hasattr(dialect, 'stream_overflow'):
-        await exchange.start_stream()
-        await exchange.send(dialect.stream_overflow(request), last=True)
-        return
-      raise dialect.overflow(e.prompt_tokens, e.window) from e
-    served.own_s = time.thread_time() - begun
-    task = asyncio.create_task(self._sample(session, served))
-    tasks = self._tasks.setdefault(session.id, set())
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
-    try:
-      if request.stream:
-        await self._stream(exchange, dialect, request, served, task)
-      else:
-        await self._whole(exchange, dialect, request, served, task)
-    except http.Gone:
-      task.cancel()
-      session.fail(served, 'aborted', 'the client hung up')
-    except errors.RequestError as e:
-      if not exchange.started:
-        raise
-      log.warning('session %s: %s', session.id, e)
-      exchange.abort()
-    finally:
-      # Our own task was cancelled (shutdown, close).
-      if not task.done():
-        task.cancel()
-        session.fail(served, 'aborted', 'the session was closed')
-
-  async def _sample(
-    self, session: sessions.Session, served: sessions.Served
-  ) -> canonical.Answer:
-    """Samples, keeps and records one answer."""
-    begun = time.perf_counter()
-    try:
-      sample = await self.client.sample(
-        served.prompt_ids,
-        served.params,
-        session_id=session.id,
-        call_index=served.index,
-      )
-      back, back_cpu = time.perf_counter(), time.thread_time()
-      session.stats.engine_s += back - begun
-      answer = session.finish(served, sample)
-      served.own_s += time.thread_time() - back_cpu
-      session.stats.own_s += served.own_s
-      return answer
-    except errors.EngineError as e:
-      session.fail(served, 'error', f'engine: {e}')
-      if e.kind == 'too_long':
-        raise errors.RequestError(str(e), kind='context_overflow') from e
-      busy = e.kind == 'busy'
-      raise errors.RequestError(
-        f'engine: {e}',
-        status=503 if busy else 500,
-        kind='overloaded' if busy else 'engine',
-      ) from e
-    except errors.CaptureError as e:
-      session.fail(served, 'error', f'capture: {e}')
-      raise errors.RequestError(
-        f'capture: {e}', status=500, kind='engine'
-      ) from e
-    except asyncio.CancelledError:
-      session.fail(served, 'aborted', 'cancelled')
-      raise
-    except Exception as e:
-      session.fail(served, 'error', f'{type(e).__name__}: {e}')
-      log.exception('session %s: a call failed', session.id)
-      raise errors.RequestError(
-        'internal error', status=500, kind='engine'
-      ) from e
-
-  async def _stream(
-    self,
-    exchange: http.Exchange,
-    dialect: Any,
-    request: canonical.Request,
-    served: sessions.Served,
-    task: asyncio.Task,
-  ) -> None:
-    stream = dialect.Stream(request, served.answer_id, int(served.start))
-    opening = stream.opening(len(served.prompt_ids))
-    if await exchange.wait(task, self.config.grace_s):
-      answer = _result(task)
-      await exchange.start_stream()
-      await exchange.send(opening + stream.closing(answer), last=True)
-      return
-    await exchange.start_stream()
-    await exchange.send(opening)
-    while not await exchange.wait(task, self.config.keep_alive_s):
-      await exchange.send(dialect.KEEP_ALIVE)
-    try:
-      answer = _result(task)
-    except errors.RequestError as e:
-      await exchange.send(stream.failure(e), last=True)
-      return
-    await exchange.send(stream.closing(answer), last=True)
-
-  async def _whole(
-    self,
-    exchange: http.Exchange,
-    dialect: Any,
-    request: canonical.Request,
-    served: sessions.Served,
-    task: asyncio.Task,
-  ) -> None:
-    # White space before JSON is no content: it keeps a patient client's
-    # socket alive. Not before a client could have wanted an error status.
-    patience = 3 * self.config.keep_alive_s
-    while not await exchange.wait(task, patience):
-      patience = self.config.keep_alive_s
-      if not exchange.started:
-        await exchange.start(200, {'content-type': 'application/json'})
-      await exchange.send(b' ')
-    body = canonical.dumps(dialect.whole(_result(task), request))
-    if exchange.started:
-      await exchange.send(body, last=True)
-    else:
-      await exchange.raw(200, body, {'content-type': 'application/json'})
-
-
-def _result(task: asyncio.Task) -> canonical.Answer:
-  """The task's answer; its own cancellation is the client's going."""
-  if task.cancelled():
-    raise http.Gone
-  return task.result()
+def _tells_tokens(client: types.SamplingClient) -> bool:
+  """Whether a client can tell ids while it samples."""
+  return 'on_tokens' in inspect.signature(client.sample).parameters

@@ -24,6 +24,9 @@ from clawjax.chat import parsing
 IMAGE = '[image omitted: this model reads text only]'
 _BLANK_LINES = re.compile(r'[ \t\r]*\n[ \t\r\n]*\n|[ \t\r]+\n')
 _NOT_ID = re.compile(r'[^A-Za-z0-9]')
+# Made once: `json.loads` and `dumps` make theirs anew for such options.
+_READER = json.JSONDecoder(strict=False)
+_WRITER = json.JSONEncoder(sort_keys=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,6 +141,17 @@ class Answer:
     return tuple(p for p in self.pieces if isinstance(p, types.ToolCall))
 
 
+def rest(whole: str, told: str) -> str:
+  """What is left to say of `whole` when `told` has gone out.
+
+  Raises:
+    RuntimeError: something else was told (a fault of `proxy.live`).
+  """
+  if not whole.startswith(told):
+    raise RuntimeError(f'streamed {told[-40:]!r}, which the answer is not')
+  return whole[len(told) :]
+
+
 def request_id() -> str:
   """A new id for an error or a response without a call."""
   return 'req_' + secrets.token_hex(12)
@@ -210,8 +224,8 @@ def same_arguments(text: str) -> str:
   """Arguments as they are compared: key order, spacing and number spelling
   (clients in JavaScript hold doubles) do not count."""
   try:
-    value = json.loads(text, strict=False) if text.strip() else {}
-    return json.dumps(_plain(value), sort_keys=True)
+    value = _READER.decode(text) if text.strip() else {}
+    return _WRITER.encode(_plain(value))
   except (ValueError, RecursionError, OverflowError):
     return text.strip()
 

@@ -27,6 +27,8 @@ from typing import Any
 import orjson
 
 from clawjax import types
+from clawjax.proxy import prompting
+from clawjax.proxy.served import Served
 
 
 def file_name(rollout_id: str) -> str:
@@ -39,6 +41,53 @@ def sample_json(sample: types.Sample) -> dict[str, Any]:
   return {
     f.name: getattr(sample, f.name) for f in dataclasses.fields(types.Sample)
   }
+
+
+def start_line(served: Served, placed: prompting.Placed) -> dict[str, Any]:
+  """What is written of a request."""
+  return {
+    'call': served.call_id,
+    'index': served.index,
+    't': served.start,
+    'dialect': served.dialect,
+    'new': placed.made,
+    'leaf': served.leaf.number,
+    'opening': served.opening,
+    'params': dataclasses.asdict(served.params),
+    'parent': served.parent,
+    'rival': served.rival,
+    'has_tools': served.has_tools,
+    'user_text': served.user_text,
+    'normalised': served.normalised,
+    'break_cause': served.break_cause,
+    'pinned': placed.pinned,
+  }
+
+
+def end_line(served: Served) -> dict[str, Any]:
+  """What is written of its outcome."""
+  value: dict[str, Any] = {
+    'call': served.call_id,
+    't': served.end,
+    'status': served.status,
+    'error': served.error,
+  }
+  node = served.node
+  if node is not None and served.sample is not None:
+    value |= {
+      'sample': sample_json(served.sample),
+      'malformed': served.malformed,
+      'flags': served.flags,
+      'text': served.text,
+      'content': served.content,
+      'calls': [[c.name, c.arguments] for c in served.calls],
+      'n': node.number,
+      'key': node.key.hex(),
+      'closing': node.chain.view(node.length)[node.open_length :],
+      'ids': sorted(node.ids),
+      'reasoning': node.reasoning.hex(),
+    }
+  return value
 
 
 def _dumps(value: dict[str, Any]) -> bytes:

@@ -121,19 +121,29 @@ class Exchange:
     encoding = self.headers.get('content-encoding', '').strip().lower()
     return _decompress(b''.join(chunks), encoding, limit)
 
-  async def wait(self, task: asyncio.Task, timeout_s: float) -> bool:
-    """Waits for a task; True when it is done.
+  async def wait(
+    self,
+    task: asyncio.Task,
+    timeout_s: float,
+    *,
+    news: asyncio.Event | None = None,
+  ) -> bool:
+    """Waits for a task, or for news before it; True when the task is done.
 
     Raises:
       Gone: the client hung up first.
     """
     if self._watch is None:
       self._watch = asyncio.create_task(self._disconnected())
+    waits = {task, self._watch}
+    told = asyncio.create_task(news.wait()) if news else None
+    if told:
+      waits.add(told)
     done, _ = await asyncio.wait(
-      (task, self._watch),
-      timeout=timeout_s,
-      return_when=asyncio.FIRST_COMPLETED,
+      waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
     )
+    if told:
+      told.cancel()
     if task in done:
       self._watch.cancel()
       return True

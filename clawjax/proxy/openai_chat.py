@@ -378,6 +378,7 @@ class Stream:
 
   def __init__(self, request: canonical.Request, answer_id: str, created: int):
     self._request = request
+    self._told = ('', '')
     self._base = {
       'id': 'chatcmpl-' + answer_id,
       'object': 'chat.completion.chunk',
@@ -402,13 +403,25 @@ class Stream:
     del prompt_tokens
     return self._chunk({'role': 'assistant', 'content': ''})
 
-  def closing(self, answer: canonical.Answer) -> bytes:
-    """The whole answer, and the end."""
+  def live(self, reasoning: str, text: str) -> bytes:
+    """More of an answer that is not whole yet."""
+    self._told = self._told[0] + reasoning, self._told[1] + text
     out = []
-    if answer.reasoning:
-      out.append(self._chunk({'reasoning_content': answer.reasoning}))
-    if answer.text:
-      out.append(self._chunk({'content': answer.text}))
+    if reasoning:
+      out.append(self._chunk({'reasoning_content': reasoning}))
+    if text:
+      out.append(self._chunk({'content': text}))
+    return b''.join(out)
+
+  def closing(self, answer: canonical.Answer) -> bytes:
+    """The whole answer, or what is left of it, and the end."""
+    thought, told = self._told
+    out = [
+      self.live(
+        canonical.rest(answer.reasoning, thought),
+        canonical.rest(answer.text, told),
+      )
+    ]
     for i, call in enumerate(answer.calls):
       first = call_object(call, self._request, '')
       out.append(self._chunk({'tool_calls': [{'index': i, **first}]}))

@@ -29,7 +29,7 @@ error = openai_chat.error
 # ---- request ---------------------------------------------------------------
 
 
-def _resolved(body: Mapping[str, Any], memory: Mapping[str, Any]) -> list[Any]:
+def resolved(body: Mapping[str, Any], memory: Mapping[str, Any]) -> list[Any]:
   """The input's items, with what they refer to put in their place."""
   value = body.get('input')
   if isinstance(value, str):
@@ -76,7 +76,7 @@ def parse(
   Raises:
     RequestError: what is asked for cannot be served.
   """
-  items = _resolved(body, memory)
+  items = resolved(body, memory)
   if not items:
     raise errors.RequestError(
       'input: wanted text or a non-empty list of items', param='input'
@@ -179,26 +179,65 @@ def _item(
   return {**item, 'type': 'function_call', 'arguments': piece.arguments}
 
 
+def reasoning_item(
+  reasoning: str, answer_id: str, request: canonical.Request
+) -> dict[str, Any]:
+  """Thinking as the first item of an answer."""
+  item: dict[str, Any] = {
+    'type': 'reasoning',
+    'id': f'rs_{answer_id}00',
+    'summary': [{'type': 'summary_text', 'text': reasoning}],
+  }
+  if request.extra['sealed']:
+    item['encrypted_content'] = responses_items.seal(reasoning)
+  return item
+
+
+def _filling(item: dict[str, Any]) -> str:
+  """The text that an item is filled with."""
+  part = _part(item)
+  if part:
+    return part['text']
+  return item['input' if item['type'] == 'custom_tool_call' else 'arguments']
+
+
+def _part(item: dict[str, Any]) -> dict[str, Any]:
+  """The one part of a message or of thinking; {} for calls."""
+  parts = item.get('content') or item.get('summary') or [{}]
+  return parts[0]
+
+
+def _place(index: int, item: dict[str, Any]) -> dict[str, Any]:
+  """Where an event's text belongs."""
+  at: dict[str, Any] = {'item_id': item['id'], 'output_index': index}
+  if item['type'] == 'message':
+    at['content_index'] = 0
+  elif item['type'] == 'reasoning':
+    at['summary_index'] = 0
+  return at
+
+
+# Type of item -> name of the events that fill it.
+_TEXT = {
+  'message': 'response.output_text',
+  'reasoning': 'response.reasoning_summary_text',
+  'function_call': 'response.function_call_arguments',
+  'custom_tool_call': 'response.custom_tool_call_input',
+}
+
+
 def _items(
   answer: canonical.Answer, request: canonical.Request
 ) -> list[dict[str, Any]]:
   items: list[dict[str, Any]] = []
   if answer.reasoning:
-    summary = {'type': 'summary_text', 'text': answer.reasoning}
-    item = {
-      'type': 'reasoning',
-      'id': f'rs_{answer.id}00',
-      'summary': [summary],
-    }
-    if request.extra['sealed']:
-      item['encrypted_content'] = responses_items.seal(answer.reasoning)
-    items.append(item)
+    items.append(reasoning_item(answer.reasoning, answer.id, request))
   for piece in answer.pieces:
     items.append(_item(piece, len(items), answer.id, request))
   return items
 
 
-def _usage(answer: canonical.Answer) -> dict[str, Any]:
+def usage(answer: canonical.Answer) -> dict[str, Any]:
   return {
     'input_tokens': answer.prompt_tokens,
     'input_tokens_details': {'cached_tokens': answer.cached_tokens},
@@ -238,7 +277,7 @@ def _finished(
   value = _response(
     request, answer.id, answer.created, 'incomplete' if cut else 'completed'
   )
-  value |= {'output': items, 'usage': _usage(answer)}
+  value |= {'output': items, 'usage': usage(answer)}
   if cut:
     value['incomplete_details'] = {'reason': 'max_output_tokens'}
   if request.extra['store']:
@@ -276,6 +315,15 @@ class _Events:
     return b'event: ' + kind.encode() + b'\ndata: ' + data + b'\n\n'
 
 
+# What an item is before it is filled.
+_EMPTY: dict[str, dict[str, Any]] = {
+  'message': {'content': [], 'status': 'in_progress'},
+  'function_call': {'arguments': '', 'status': 'in_progress'},
+  'custom_tool_call': {'input': '', 'status': 'in_progress'},
+  'reasoning': {'summary': []},
+}
+
+
 class Stream:
   """One answer as a sequence of events."""
 
@@ -284,6 +332,7 @@ class Stream:
     self._id = answer_id
     self._created = created
     self._event = _Events()
+    self._thought = self._text = ''  # What has gone out before the end.
 
   def _base(self, status: str) -> dict[str, Any]:
     return _response(self._request, self._id, self._created, status)
@@ -296,10 +345,46 @@ class Stream:
       'response.in_progress', response=begun
     )
 
+  def live(self, reasoning: str, text: str) -> bytes:
+    """More of an answer that is not whole yet."""
+    out = []
+    if reasoning:
+      item = reasoning_item(reasoning, self._id, self._request)
+      if not self._thought:
+        out.append(self._begin(0, item))
+      out.append(self._fill(0, item, reasoning))
+      self._thought += reasoning
+    if text:
+      index = 1 if self._thought else 0
+      item = _item(text, index, self._id, self._request)
+      if not self._text:
+        if self._thought:  # Text comes only when thinking is complete.
+          whole = reasoning_item(self._thought, self._id, self._request)
+          out.append(self._end(0, whole))
+        out.append(self._begin(index, item))
+      out.append(self._fill(index, item, text))
+      self._text += text
+    return b''.join(out)
+
   def closing(self, answer: canonical.Answer) -> bytes:
-    """The whole answer, and the end."""
+    """The whole answer, or what is left of it, and the end."""
     items = _items(answer, self._request)
-    out = [self._item_events(i, item) for i, item in enumerate(items)]
+    texts = [p for p in answer.pieces if isinstance(p, str)]
+    text = self._text
+    left = canonical.rest(answer.reasoning, self._thought)
+    more = canonical.rest(texts[0] if texts else '', text)
+    out = [self.live(left, more if text else '')]
+    for i, item in enumerate(items):
+      kind = item['type']
+      if kind == 'reasoning':
+        if not text:
+          out.append(self._end(i, item))
+        continue
+      if kind == 'message' and text:
+        text = ''  # The first message has begun already.
+      else:
+        out += [self._begin(i, item), self._fill(i, item, _filling(item))]
+      out.append(self._end(i, item))
     value = _finished(answer, self._request, items)
     if answer.finish == 'context_full':
       # Codex repeats a body whose answer was incomplete, and compacts on this.
@@ -311,60 +396,48 @@ class Stream:
     out.append(self._event(f'response.{value["status"]}', response=value))
     return b''.join(out)
 
-  def _item_events(self, index: int, item: dict[str, Any]) -> bytes:
+  def _begin(self, index: int, item: dict[str, Any]) -> bytes:
+    """An item appears, empty."""
     kind = item['type']
-    at = {'item_id': item['id'], 'output_index': index}
-    event = self._event
-    empty = {
-      'message': {'content': [], 'status': 'in_progress'},
-      'function_call': {'arguments': '', 'status': 'in_progress'},
-      'custom_tool_call': {'input': '', 'status': 'in_progress'},
-      'reasoning': {'summary': []},
-    }[kind]
-    out = [
-      event(
-        'response.output_item.added',
-        output_index=index,
-        item={**item, **empty},
-      )
-    ]
-    if kind == 'message':
-      part = item['content'][0]
-      at['content_index'] = 0
-      head = 'response.content_part.'
-      text = 'response.output_text.'
-      out += [
-        event(head + 'added', **at, part={**part, 'text': ''}),
-        event(text + 'delta', **at, delta=part['text'], logprobs=[]),
-        event(text + 'done', **at, text=part['text'], logprobs=[]),
-        event(head + 'done', **at, part=part),
-      ]
-    elif kind == 'reasoning':
-      part = item['summary'][0]
-      at['summary_index'] = 0
-      head = 'response.reasoning_summary_'
-      out += [
-        event(head + 'part.added', **at, part={**part, 'text': ''}),
-        event(head + 'text.delta', **at, delta=part['text']),
-        event(head + 'text.done', **at, text=part['text']),
-        event(head + 'part.done', **at, part=part),
-      ]
-    else:
-      name, field = {
-        'function_call': ('response.function_call_arguments.', 'arguments'),
-        'custom_tool_call': ('response.custom_tool_call_input.', 'input'),
-      }[kind]
-      done = {field: item[field]}
-      if kind == 'function_call':
-        done['name'] = item['name']
-      out += [
-        event(name + 'delta', **at, delta=item[field]),
-        event(name + 'done', **at, **done),
-      ]
-    out.append(
-      event('response.output_item.done', output_index=index, item=item)
+    empty = {**item, **_EMPTY[kind]}
+    out = self._event(
+      'response.output_item.added', output_index=index, item=empty
     )
-    return b''.join(out)
+    at, part = _place(index, item), _part(item)
+    if kind == 'message':
+      name = 'response.content_part.added'
+      out += self._event(name, **at, part={**part, 'text': ''})
+    elif kind == 'reasoning':
+      name = 'response.reasoning_summary_part.added'
+      out += self._event(name, **at, part={**part, 'text': ''})
+    return out
+
+  def _fill(self, index: int, item: dict[str, Any], text: str) -> bytes:
+    """More of an item's text."""
+    at = _place(index, item)
+    if item['type'] == 'message':
+      at['logprobs'] = []
+    return self._event(f'{_TEXT[item["type"]]}.delta', **at, delta=text)
+
+  def _end(self, index: int, item: dict[str, Any]) -> bytes:
+    """An item is done."""
+    kind, at, text = item['type'], _place(index, item), _filling(item)
+    name = f'{_TEXT[kind]}.done'
+    if kind == 'message':
+      out = self._event(name, **at, text=text, logprobs=[])
+      name = 'response.content_part.done'
+      out += self._event(name, **at, part=_part(item))
+    elif kind == 'reasoning':
+      out = self._event(name, **at, text=text)
+      name = 'response.reasoning_summary_part.done'
+      out += self._event(name, **at, part=_part(item))
+    elif kind == 'function_call':
+      out = self._event(name, **at, arguments=text, name=item['name'])
+    else:
+      out = self._event(name, **at, input=text)
+    return out + self._event(
+      'response.output_item.done', output_index=index, item=item
+    )
 
   def failure(self, error: errors.RequestError) -> bytes:
     """An error after the headers have gone."""

@@ -18,6 +18,7 @@ from clawjax import types
 from clawjax.proxy import canonical, openai_chat
 
 _BLOB = 'clawjax-v1.'
+_SUMMARY = 'Summary of the conversation so far:\n\n'
 _CALLS = frozenset({'function_call', 'custom_tool_call', 'local_shell_call'})
 # Items of an assistant turn that the model is not shown again.
 _SILENT = frozenset(
@@ -55,6 +56,14 @@ def unseal(blob: Any) -> str | None:
     return None
 
 
+def summary(item: Any) -> str | None:
+  """What a compaction item of ours stands for, None for any other item."""
+  if kind(item) not in ('compaction', 'compaction_summary'):
+    return None
+  text = unseal(canonical.dict_of(item).get('encrypted_content'))
+  return None if text is None else _SUMMARY + text
+
+
 def _reasoning(item: Mapping[str, Any]) -> str:
   sealed = unseal(item.get('encrypted_content'))
   if sealed is not None:
@@ -88,6 +97,8 @@ def side(item: Any) -> str:
     return 'system' if role in ('system', 'developer') else 'user'
   if what in _CALLS or what == 'reasoning' or what in _SILENT:
     return 'assistant'
+  if summary(item) is not None:
+    return 'user'
   if what.endswith('_output') and 'output' in canonical.dict_of(item):
     return 'tool'
   return ''
@@ -150,7 +161,8 @@ def turns(items: Sequence[Any], start: int) -> list[canonical.Turn]:
     what = side(items[i])
     if what in ('', 'user', 'system'):
       if what:
-        text = openai_chat.text_of(canonical.dict_of(items[i]).get('content'))
+        content = canonical.dict_of(items[i]).get('content')
+        text = summary(items[i]) or openai_chat.text_of(content)
         message = types.Message('system' if what == 'system' else 'user', text)
         found.append(canonical.Turn((message,), i + 1))
       i += 1

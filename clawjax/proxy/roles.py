@@ -4,7 +4,9 @@ A conversation starts with a call that extends no sampled answer. The main one
 is the first that carries the task's instruction (when it is known) and offers
 tools. A later conversation is a sub-agent when its opening holds an argument
 that was sampled earlier, and a compaction when it holds an answer that was
-sampled earlier; that answer's own call is then compaction too. One that opens
+sampled earlier (its `<summary>` alone is enough); that answer's own call is
+then compaction too. When it holds both, the longer one says what it is: a
+summary names commands, and a task for a sub-agent may quote. One that opens
 as the main one did is the main one again, after a break. What is left (titles,
 topics, probes) is side. Calls that extend an answer have its role.
 """
@@ -28,6 +30,11 @@ _SUMMARISE = re.compile(
   r'|summari[sz]e (?:the|our|this) (?:above |conversation)',
   re.IGNORECASE,
 )
+# How they open the conversation that follows it.
+_CONTINUED = re.compile(
+  r'session is being continued from a previous conversation', re.IGNORECASE
+)
+_SUMMARY = re.compile(r'<summary>(.*?)(?:</summary>|\Z)', re.DOTALL)
 
 
 def _plain(text: str) -> str:
@@ -65,23 +72,26 @@ class _Sampled:
         text = _plain(text)
         if len(text) >= _TELLING:
           self.arguments.append((text, call.name, served.call_id))
-    text = _plain(served.content)
-    if len(text) >= _TELLING:
-      self.answers.append((text, served.call_id))
+    for text in (served.content, *_SUMMARY.findall(served.content)):
+      text = _plain(text)
+      if len(text) >= _TELLING:
+        self.answers.append((text, served.call_id))
 
-  def of_argument(self, opening: str) -> tuple[str, str] | None:
-    """Tool name and call id of an argument that the opening holds."""
-    for text, name, call_id in reversed(self.arguments):
-      if text in opening:
-        return name, call_id
-    return None
+  def of_argument(self, opening: str) -> tuple[str, str, str] | None:
+    """(text, tool name, call id) of the longest argument in an opening."""
+    return max(
+      (a for a in reversed(self.arguments) if a[0] in opening),
+      key=lambda a: len(a[0]),
+      default=None,
+    )
 
-  def of_answer(self, opening: str) -> str | None:
-    """Call id of an answer that the opening holds."""
-    for text, call_id in reversed(self.answers):
-      if text in opening:
-        return call_id
-    return None
+  def of_answer(self, opening: str) -> tuple[str, str] | None:
+    """(text, call id) of the longest answer in an opening."""
+    return max(
+      (a for a in reversed(self.answers) if a[0] in opening),
+      key=lambda a: len(a[0]),
+      default=None,
+    )
 
 
 def _main_start(starts: Sequence[Served], instruction: str) -> Served | None:
@@ -106,13 +116,17 @@ def _probe(served: Served) -> bool:
 
 
 def assign(
-  calls: Sequence[Served], instruction: str = ''
+  calls: Sequence[Served],
+  instruction: str = '',
+  *,
+  openings: Sequence[str] = (),
 ) -> dict[str, tuple[types.Role, str]]:
   """Role and reason of each call, by call id.
 
   Args:
     calls: all calls of a session in order of arrival.
     instruction: the task's instruction, '' if it is not known.
+    openings: what the user says first in further sessions.
   """
   main = _main_start([c for c in calls if not c.parent], instruction)
   roles: dict[str, tuple[types.Role, str]] = {}
@@ -127,6 +141,9 @@ def assign(
         role, reason = 'main', ''
     else:
       role, reason = _opening_role(served, main, sampled, roles, by_id)
+      said = _plain(served.user_text)
+      if served.has_tools and any(_plain(o) in said for o in openings if o):
+        role, reason = 'main', 'opens a further session'
     if _probe(served) and served is not main:
       role, reason = 'side', 'asks for one token'
     roles[served.call_id] = (role, reason)
@@ -148,16 +165,22 @@ def _opening_role(
   if served.index > main.index:
     if served.leaf is main.leaf or (opening == same and served.has_tools):
       return 'main', 'opens as the main conversation did'
-    found = sampled.of_argument(opening)
-    if found:
-      return 'subagent', f'opens with an argument of {found[0]} in {found[1]}'
+    argument, answer = sampled.of_argument(opening), sampled.of_answer(opening)
+    continued = _CONTINUED.search(opening) is not None
+    if answer and argument and len(argument[0]) > len(answer[0]):
+      answer = None
+    if argument and not answer and not continued:
+      text = f'opens with an argument of {argument[1]} in {argument[2]}'
+      return 'subagent', text
     if _SUMMARISE.search(served.user_text):
       return 'compaction', 'asks for a summary'
-    answer = sampled.of_answer(opening)
     if answer:
-      if roles[answer][0] == 'main' and not by_id[answer].continued:
-        roles[answer] = 'compaction', f'its answer opens {served.call_id}'
-      return 'compaction', f'opens with the answer of {answer}'
+      by = answer[1]
+      if roles[by][0] == 'main' and not by_id[by].continued:
+        roles[by] = 'compaction', f'its answer opens {served.call_id}'
+      return 'compaction', f'opens with the answer of {by}'
+    if continued:
+      return 'compaction', 'says that it continues a conversation'
     if same and same in opening and served.has_tools:
       return 'main', 'opens as the main conversation did'
   return 'side', 'a conversation of its own'

@@ -16,7 +16,7 @@ import asyncio
 import json
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy as np
 from clawjax import errors, types
 from clawjax.chat import tokenizers
 
+_BURST = 3  # Ids told at a time.
 _KEYS = frozenset(
   {'text', 'finish', 'logprob', 'delay_s', 'error', 'token_ids', 'logprobs'}
 )
@@ -106,20 +107,36 @@ class ScriptedClient:
     *,
     session_id: str = '',
     call_index: int = 0,
+    on_tokens: Callable[[list[int], list[float], int], None] | None = None,
   ) -> types.Sample:
-    """See `SamplingClient`."""
+    """See `SamplingClient`.
+
+    With `on_tokens` the ids are also told as they "come": three at a time,
+    over the entry's `delay_s`.
+    """
     del session_id, call_index
     entry = self._script[min(len(self.prompts), len(self._script) - 1)]
     self.prompts.append(np.array(prompt_ids))
     self.params.append(params)
+    failing = entry.get('error')
+    sample = None if failing else self._sample(entry, params)
+    bursts: list[slice] = []
+    if on_tokens and sample is not None:
+      count = len(sample.token_ids)
+      bursts = [slice(i, i + _BURST) for i in range(0, count, _BURST)]
+    pause = float(entry.get('delay_s', 0)) / max(1, len(bursts))
     try:
-      await asyncio.sleep(float(entry.get('delay_s', 0)))
+      for burst in bursts or [None]:
+        await asyncio.sleep(pause)
+        if burst and on_tokens and sample is not None:
+          ids, logprobs = sample.token_ids[burst], sample.logprobs[burst]
+          on_tokens(ids.tolist(), logprobs.tolist(), self._version)
     except asyncio.CancelledError:
       self.cancelled += 1
       raise
-    if entry.get('error'):
-      raise errors.EngineError('scripted failure', kind=entry['error'])
-    return self._sample(entry, params)
+    if sample is None:
+      raise errors.EngineError('scripted failure', kind=failing)
+    return sample
 
   def _sample(
     self, entry: Mapping[str, Any], params: types.SamplingParams

@@ -74,6 +74,41 @@ class Served:
     """Whether a later request went on from this answer."""
     return self.node is not None and bool(self.node.children)
 
+  def call(
+    self, rollout_id: str, role: types.Role, reason: str, retry_of: str
+  ) -> types.Call:
+    """The call as it leaves the proxy.
+
+    Args:
+      rollout_id: of the session.
+      role, reason: see `roles.assign`.
+      retry_of: see `roles.retries`.
+    """
+    cause = self.break_cause
+    if not self.parent and role != 'main':
+      cause = role  # A conversation of its own is no broken one.
+    return types.Call(
+      call_id=self.call_id,
+      rollout_id=rollout_id,
+      index=self.index,
+      prompt_ids=self.prompt_ids,
+      sample=self.sample,
+      params=self.params,
+      dialect=self.dialect,
+      status=self.status,
+      start=self.start,
+      end=self.end,
+      parent=self.parent,
+      role=role,
+      role_reason=reason,
+      retry_of=retry_of,
+      malformed=self.malformed,
+      normalised=self.normalised,
+      break_cause=cause,
+      error=self.error,
+      text=self.text,
+    )
+
 
 class Overflow(errors.RequestError):
   """A prompt does not fit; each dialect has its own words for it.

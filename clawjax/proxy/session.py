@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,12 @@ from clawjax import types
 from clawjax.chat import render
 from clawjax.proxy import (
   answers,
-  breaks,
   canonical,
   capture,
-  chain,
+  prompting,
   roles,
-  rules,
   tree,
+  wishes,
 )
 from clawjax.proxy.served import Overflow, Served, Stats
 
@@ -66,8 +65,10 @@ class Session:
     options: what it was opened with.
     stats: counts.
     served: all requests so far, in order of arrival.
-    tree: the turns they consist of.
+    prompter: finds and renders their prompts; it holds `rules`, `tree` and
+      `heads`.
     memory: what a dialect wants to find again (stored responses).
+    gate: awaited with a call's number before it is sampled, or None.
   """
 
   def __init__(
@@ -84,14 +85,15 @@ class Session:
     self.renderer = renderer
     self.window = window
     self.options = options
-    self.rules = rules.Rules(options.rules)
-    self.tree = tree.Tree()
+    self.prompter = prompting.Prompter(renderer, options.rules)
+    self.rules, self.tree = self.prompter.rules, self.prompter.tree
     self.stats = Stats()
     self.served: list[Served] = []
     self.by_call: dict[str, Served] = {}
     self.memory: dict[str, Any] = {}
-    self.heads: list[tuple[bytes, bytes]] = []
+    self.heads = self.prompter.heads
     self.closed = False
+    self.gate: Callable[[int], Awaitable[None]] | None = None
     self._recorder: capture.Recorder | None = None
 
   # ---- the record ----------------------------------------------------------
@@ -139,85 +141,9 @@ class Session:
 
   # ---- a request comes in --------------------------------------------------
 
-  def _head(
-    self,
-    request: canonical.Request,
-    applied: list[str],
-    made: list[dict[str, Any]] | None,
-  ) -> tree.Node:
-    """The root of a request; made, and listed in `made`, when it is new."""
-    system = self.rules.head(request.system, applied)
-    text = self.renderer.head_text(system, request.tools)
-    root = self.tree.roots.get(text)
-    if root is None:
-      ids = self.renderer.head(system, request.tools)
-      if made is None:
-        return tree.Node(0, None, b'', 'head', ids)
-      root = tree.Node(self.tree.new_number(), None, b'', 'head', ids)
-      self.tree.roots[text] = root
-      head = (
-        canonical.digest([system]),
-        canonical.digest([text[len(system) :]]),
-      )
-      made.append(
-        {
-          'n': root.number,
-          'head': text,
-          'system': head[0].hex(),
-          'tools': head[1].hex(),
-          'ids': ids,
-        }
-      )
-    return root
-
-  def _match(
-    self, root: tree.Node, request: canonical.Request, applied: list[str]
-  ) -> tree.Match:
-    return self.tree.match(
-      root,
-      request,
-      moves=self.rules.moves,
-      normalise=lambda turn: self.rules.turn(turn, applied),
-    )
-
-  def _turn_ids(
-    self, turn: canonical.Turn, applied: list[str]
-  ) -> Sequence[int] | np.ndarray:
-    stored = self.tree.elsewhere(turn)
-    if stored is not None:
-      applied.append('grafted')
-      return stored.segment()
-    return self.renderer.turn(turn.messages)
-
-  def _opening(
-    self, leaf: tree.Node, request: canonical.Request
-  ) -> Sequence[int] | np.ndarray:
-    """Ids between the last closed turn and what is sampled."""
-    if request.prefill is None:
-      return self.renderer.opening(request.thinking)
-    own = self._own_answer(leaf, request.prefill)
-    if own is not None:
-      return own.chain.view(own.open_length)[leaf.length :]
-    return self.renderer.prefill(request.prefill)
-
-  def _own_answer(self, leaf: tree.Node, prefill: str) -> tree.Node | None:
-    """A sampled answer below `leaf` that the client wants gone on with."""
-    message = types.Message('assistant', prefill)
-    group = leaf.children.get(canonical.turn_key([message]), ())
-    own = [n for n in group if n.call_id and not n.ids]
-    return own[-1] if own else None
-
   def count(self, request: canonical.Request) -> int:
     """Prompt length of a request; nothing is kept or recorded."""
-    applied: list[str] = []
-    seen = dict(self.rules.seen)
-    root = self._head(request, applied, None)
-    match = self._match(root, request, applied)
-    self.rules.seen = seen
-    new = sum(len(self._turn_ids(t, applied)) for t in match.new)
-    leaf = match.node if not match.new else root
-    opening = self._opening(leaf, request)
-    return match.node.length + new + len(opening)
+    return self.prompter.count(request)
 
   def begin(self, request: canonical.Request) -> Served:
     """Matches and renders a request; counts it as served.
@@ -225,47 +151,25 @@ class Session:
     Raises:
       Overflow: the prompt does not fit, or the session has spent its tokens.
     """
-    applied = list(request.notes)
-    made: list[dict[str, Any]] = []
-    pinned = len(self.rules.seen)
-    root = self._head(request, applied, made)
-    match = self._match(root, request, applied)
-    node, points = match.node, list(match.points)
-    for turn in match.new:
-      node = self._render(node, turn, applied, made)
-      points.append((turn.end, node))
-    opening = np.asarray(self._opening(node, request), np.int32)
-    at = chain.extend(node.chain, node.length, opening)
-    self.tree.remember(tree.Tail(root, request.items, points))
-    broken = self._break(match, made)
+    placed = self.prompter.place(request, self.by_call)
     try:
-      self._check_room(at[1])
+      self._check_room(placed.at[1])
     except Overflow:
       self.stats.refused += 1
       # What was rendered stays known, so the record needs it as well.
-      self._write('turns', new=made, pinned=self._pinned(pinned))
+      self._write('turns', new=placed.made, pinned=placed.pinned)
       raise
-    return self._serve(
-      request, match, node, opening, at, applied, made, broken, pinned
-    )
+    return self._serve(request, placed)
 
   def _serve(
-    self,
-    request: canonical.Request,
-    match: tree.Match,
-    leaf: tree.Node,
-    opening: np.ndarray,
-    at: tuple[chain.Chain, int],
-    applied: list[str],
-    made: list[dict[str, Any]],
-    broken: str,
-    pinned: int,
+    self, request: canonical.Request, placed: prompting.Placed
   ) -> Served:
+    leaf, at = placed.leaf, placed.at
     index = len(self.served)
     prompt_ids = at[0].view(at[1])
     parent = next((n.call_id for n in leaf.path() if n.call_id), '')
     if request.prefill is not None:
-      own = self._own_answer(leaf, request.prefill)
+      own = self.prompter.own_answer(leaf, request.prefill)
       parent = own.call_id if own else parent
     rival, again = self._rival(leaf, at[1])
     served = Served(
@@ -274,7 +178,7 @@ class Session:
       dialect=request.dialect,
       prompt_ids=prompt_ids,
       leaf=leaf,
-      opening=opening,
+      opening=placed.opening,
       at=at,
       params=self._params(request, len(prompt_ids), index),
       start=time.time(),
@@ -283,13 +187,13 @@ class Session:
       parent=parent,
       rival=rival,
       has_tools=bool(request.tools),
-      user_text=self._user_text(request, match, parent),
-      normalised=tuple(dict.fromkeys(applied)),
-      break_cause=again or broken,
+      user_text=self._user_text(request, placed.match, parent),
+      normalised=placed.applied,
+      break_cause=again or placed.broken,
     )
     self.add(served)
     if self._recorder is not None:
-      self._write_start(served, made, pinned)
+      self._recorder.write('start', capture.start_line(served, placed))
     return served
 
   def add(self, served: Served) -> None:
@@ -302,43 +206,6 @@ class Session:
   def _answer_id(self, index: int) -> str:
     text = f'{self.id}/{self.key}/{index}'.encode()
     return hashlib.blake2b(text, digest_size=12).hexdigest()
-
-  def _render(
-    self,
-    node: tree.Node,
-    turn: canonical.Turn,
-    applied: list[str],
-    made: list[dict[str, Any]],
-  ) -> tree.Node:
-    ids = self._turn_ids(turn, applied)
-    key = canonical.turn_key(turn.messages)
-    child = tree.Node(self.tree.new_number(), node, key, turn.role, ids)
-    if turn.role == 'user':
-      child.moves = self.rules.moves(turn.messages[0])
-    node.attach(child)
-    made.append(
-      {
-        'n': child.number,
-        'up': node.number,
-        'key': key.hex(),
-        'role': turn.role,
-        'ids': ids,
-        **({'moves': True} if child.moves else {}),
-      }
-    )
-    return child
-
-  def _break(self, match: tree.Match, made: Sequence[Mapping[str, Any]]) -> str:
-    """Cause of a break; notes a new head."""
-    cause = breaks.cause(match, self.by_call)
-    if made and 'head' in made[0]:
-      head = (
-        bytes.fromhex(made[0]['system']),
-        bytes.fromhex(made[0]['tools']),
-      )
-      cause = breaks.head_cause(head, self.heads) or cause
-      self.heads.append(head)
-    return cause
 
   def _rival(self, leaf: tree.Node, length: int) -> tuple[str, str]:
     """An ended call with the same prompt, and whether this is a retry of it
@@ -373,52 +240,21 @@ class Session:
   def _params(
     self, request: canonical.Request, prompt_tokens: int, index: int
   ) -> types.SamplingParams:
-    sampling = self.options.sampling
-    limits = [
-      self.window - prompt_tokens,
-      request.max_tokens,
-      sampling.max_tokens,
-    ]
-    if self.options.token_budget is not None:
-      limits.append(self.options.token_budget - self.stats.sampled_tokens)
-    if self.options.follow_client:
-      sampling = _followed(sampling, request.sampling)
+    budget = self.options.token_budget
+    left = None if budget is None else budget - self.stats.sampled_tokens
     # In thinking a stop string does not count, so the engine may only look
     # for it where no thinking can come.
     plain = self.renderer.thinking == 'off' or self.renderer.shows_empty_think(
       request.thinking
     )
-    return dataclasses.replace(
-      sampling,
-      max_tokens=min(x for x in limits if x is not None),
+    return wishes.params(
+      self.options.sampling,
+      request.sampling,
+      follow=self.options.follow_client,
+      limits=(self.window - prompt_tokens, request.max_tokens, left),
       stop=request.stop if plain else (),
       stop_ids=tuple(self.renderer.tokenizer.eos_ids),
       seed=types.sampling_seed(self.options.run_seed, self.id, index),
-    )
-
-  def _pinned(self, since: int) -> list[list[str]]:
-    return [list(pair) for pair in list(self.rules.seen.items())[since:]]
-
-  def _write_start(
-    self, served: Served, made: Sequence[Mapping[str, Any]], pinned: int
-  ) -> None:
-    self._write(
-      'start',
-      call=served.call_id,
-      index=served.index,
-      t=served.start,
-      dialect=served.dialect,
-      new=made,
-      leaf=served.leaf.number,
-      opening=served.opening,
-      params=dataclasses.asdict(served.params),
-      parent=served.parent,
-      rival=served.rival,
-      has_tools=served.has_tools,
-      user_text=served.user_text,
-      normalised=served.normalised,
-      break_cause=served.break_cause,
-      pinned=self._pinned(pinned),
     )
 
   # ---- an answer is there --------------------------------------------------
@@ -532,30 +368,8 @@ class Session:
 
   def record_end(self, served: Served) -> None:
     """Writes the outcome of a call."""
-    if self._recorder is None:
-      return
-    value: dict[str, Any] = {
-      'call': served.call_id,
-      't': served.end,
-      'status': served.status,
-      'error': served.error,
-    }
-    node = served.node
-    if node is not None and served.sample is not None:
-      value |= {
-        'sample': capture.sample_json(served.sample),
-        'malformed': served.malformed,
-        'flags': served.flags,
-        'text': served.text,
-        'content': served.content,
-        'calls': [[c.name, c.arguments] for c in served.calls],
-        'n': node.number,
-        'key': node.key.hex(),
-        'closing': node.chain.view(node.length)[node.open_length :],
-        'ids': sorted(node.ids),
-        'reasoning': node.reasoning.hex(),
-      }
-    self._recorder.write('end', value)
+    if self._recorder is not None:
+      self._recorder.write('end', capture.end_line(served))
 
   def fail(self, served: Served, status: str, why: str) -> None:
     """Ends a call that has no sample ('aborted' or 'error')."""
@@ -573,59 +387,15 @@ class Session:
   def calls(self) -> tuple[types.Call, ...]:
     """Finished calls in order of arrival, with roles and retries."""
     instruction = self.options.metadata.get('instruction')
+    openings = self.options.metadata.get('openings') or ()
     assigned = roles.assign(
-      self.served, instruction if isinstance(instruction, str) else ''
+      self.served,
+      instruction if isinstance(instruction, str) else '',
+      openings=[o for o in openings if isinstance(o, str)],
     )
     retries = roles.retries(self.served)
     return tuple(
-      _call(s, self.id, *assigned[s.call_id], retries.get(s.call_id, ''))
+      s.call(self.id, *assigned[s.call_id], retries.get(s.call_id, ''))
       for s in self.served
       if not s.pending
     )
-
-
-def _call(
-  served: Served,
-  rollout_id: str,
-  role: types.Role,
-  reason: str,
-  retry_of: str,
-) -> types.Call:
-  cause = served.break_cause
-  if not served.parent and role != 'main':
-    cause = role  # A conversation of its own is no broken one.
-  return types.Call(
-    call_id=served.call_id,
-    rollout_id=rollout_id,
-    index=served.index,
-    prompt_ids=served.prompt_ids,
-    sample=served.sample,
-    params=served.params,
-    dialect=served.dialect,
-    status=served.status,
-    start=served.start,
-    end=served.end,
-    parent=served.parent,
-    role=role,
-    role_reason=reason,
-    retry_of=retry_of,
-    malformed=served.malformed,
-    normalised=served.normalised,
-    break_cause=cause,
-    error=served.error,
-    text=served.text,
-  )
-
-
-def _followed(
-  sampling: types.SamplingParams, wishes: Mapping[str, Any]
-) -> types.SamplingParams:
-  """Sampling with the client's own numbers, where they make sense."""
-  bounds = {'temperature': 2.0, 'top_p': 1.0, 'min_p': 1.0, 'top_k': 1e6}
-  chosen: dict[str, Any] = {}
-  for name, bound in bounds.items():
-    value = wishes.get(name)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if number and 0 <= value <= bound:
-      chosen[name] = int(value) if name == 'top_k' else float(value)
-  return dataclasses.replace(sampling, **chosen)

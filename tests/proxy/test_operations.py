@@ -3,15 +3,12 @@
 import asyncio
 import gzip
 import json
-import os
+import resource
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from clawjax.chat import tokenizers
-from clawjax.proxy import app, scripted
-from tests.proxy.conftest import call, events
+from clawjax.proxy import app
+from tests.proxy.conftest import events
 
 USER = [{'role': 'user', 'content': 'hi'}]
 BODIES = {
@@ -153,10 +150,22 @@ async def test_keys(bench):
     assert wrong.status_code == 401
 
 
-async def test_idle_and_slow_clients_leave_the_rest_unharmed(bench):
+@pytest.fixture
+def many_files():
+  """Room for 1,000 connections with both ends in this process, or a skip."""
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  wanted = 2500
+  if hard != resource.RLIM_INFINITY and hard < wanted:
+    pytest.skip(f'wanted {wanted} open files, this system allows {hard}')
+  resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+  yield
+  resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_idle_and_slow_clients_leave_the_rest_unharmed(bench, many_files):
   async with bench(['ok']) as b:
     host, port = b.url.removeprefix('http://').split(':')
-    idle = [await asyncio.open_connection(host, int(port)) for _ in range(200)]
+    idle = [await asyncio.open_connection(host, int(port)) for _ in range(1000)]
     slow = idle[0][1]
     slow.write(
       f'POST {b.session.path}/v1/messages HTTP/1.1\r\nhost: x\r\n'
@@ -168,158 +177,3 @@ async def test_idle_and_slow_clients_leave_the_rest_unharmed(bench):
     for _, writer in idle:
       writer.close()
       await writer.wait_closed()
-
-
-# ---- fuzzing ---------------------------------------------------------------
-
-JUNK = st.recursive(
-  st.none()
-  | st.booleans()
-  | st.integers(-3, 3)
-  | st.floats(allow_nan=False, allow_infinity=False)
-  | st.sampled_from(
-    [
-      '',
-      'a',
-      'user',
-      'assistant',
-      'system',
-      'tool',
-      'text',
-      'tool_use',
-      'tool_result',
-      'function_call',
-      'function_call_output',
-      'reasoning',
-      'message',
-      '<|im_end|>',
-      '\ud800',
-      '{"a": 1}',
-    ]
-  ),
-  lambda inner: (
-    st.lists(inner, max_size=4)
-    | st.dictionaries(
-      st.sampled_from(
-        [
-          'role',
-          'content',
-          'type',
-          'text',
-          'id',
-          'name',
-          'input',
-          'arguments',
-          'function',
-          'tool_calls',
-          'tool_use_id',
-          'call_id',
-          'output',
-          'summary',
-          'encrypted_content',
-          'namespace',
-          'action',
-          'source',
-          'parameters',
-          'input_schema',
-        ]
-      ),
-      inner,
-      max_size=5,
-    )
-  ),
-  max_leaves=12,
-)
-FIELDS = {
-  'messages': [
-    'messages',
-    'system',
-    'tools',
-    'tool_choice',
-    'max_tokens',
-    'stop_sequences',
-    'thinking',
-    'stream',
-    'model',
-  ],
-  'chat/completions': [
-    'messages',
-    'tools',
-    'tool_choice',
-    'max_tokens',
-    'stop',
-    'stream',
-    'stream_options',
-    'n',
-    'model',
-    'chat_template_kwargs',
-  ],
-  'responses': [
-    'input',
-    'instructions',
-    'tools',
-    'include',
-    'reasoning',
-    'previous_response_id',
-    'stream',
-    'max_output_tokens',
-  ],
-}
-
-
-async def asgi(proxy, path, body):
-  """Status and body of one request, without a socket."""
-  messages = [{'type': 'http.request', 'body': body}]
-  sent = []
-
-  async def receive():
-    if messages:
-      return messages.pop()
-    await asyncio.Event().wait()
-
-  async def send(message):
-    sent.append(message)
-
-  scope = {'type': 'http', 'method': 'POST', 'path': path, 'headers': []}
-  await proxy.app(scope, receive, send)
-  return sent[0]['status'], b''.join(m.get('body', b'') for m in sent[1:])
-
-
-@pytest.mark.parametrize('path', FIELDS)
-def test_a_fuzzed_request_never_gets_a_500(path, tmp_path):
-  tokenizer = tokenizers.load('tiny')
-  client = scripted.ScriptedClient([call('ls', thinking='x'), 'hi'], tokenizer)
-  proxy = app.Proxy(client, tokenizer, record_dir=tmp_path)
-  session = proxy.open('fuzz')
-  loop = asyncio.new_event_loop()
-
-  @settings(
-    max_examples=int(os.environ.get('FUZZ_EXAMPLES', '200')),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-  )
-  @given(
-    st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS[path], JUNK)),
-    st.booleans(),
-  )
-  def run(body, merge):
-    body = {**BODIES[path], **body} if merge else body
-    raw = json.dumps(body).encode()
-    served = session_stats().served
-    status, _ = loop.run_until_complete(
-      asgi(proxy, f'{session.path}/v1/{path}', raw)
-    )
-    assert status < 500
-    stats = session_stats()
-    if status == 200:
-      assert stats.served == served + 1
-    assert stats.pending == 0 and stats.captured == stats.served
-
-  def session_stats():
-    return proxy.stats('fuzz')
-
-  try:
-    run()
-    assert len(proxy.calls('fuzz')) == session_stats().served
-  finally:
-    loop.close()

@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from clawjax.proxy import accounting
+from clawjax.proxy import accounting, app
 from tests.proxy.conftest import (
   BASH,
   BASH_MESSAGES,
@@ -38,7 +38,15 @@ ANSWERS = [
 SCRIPT = [*ANSWERS, *ANSWERS, 'All done.']
 
 
-def check(bench, *, breaks=0):
+STREAMS = ['whole', 'stream', 'sampled']
+
+
+def config_of(stream):
+  """'sampled' streams text as the engine samples it."""
+  return app.ProxyConfig(stream_sampled=stream == 'sampled')
+
+
+def check(bench):
   calls = bench.calls()
   assert len(calls) == 21
   for before, after in zip(calls, calls[1:], strict=False):
@@ -52,9 +60,9 @@ def check(bench, *, breaks=0):
     assert len(c.sample.token_ids) == len(c.sample.logprobs)
 
 
-@pytest.mark.parametrize('stream', [False, True])
+@pytest.mark.parametrize('stream', STREAMS)
 async def test_anthropic(bench, stream):
-  async with bench(SCRIPT) as b:
+  async with bench(SCRIPT, config=config_of(stream)) as b:
     client = b.anthropic()
     messages = [{'role': 'user', 'content': 'go'}]
     for _ in range(len(SCRIPT)):
@@ -65,7 +73,7 @@ async def test_anthropic(bench, stream):
         'messages': messages,
         'tools': [BASH_MESSAGES],
       }
-      if stream:
+      if stream != 'whole':
         async with client.messages.stream(**options) as s:
           answer = await s.get_final_message()
       else:
@@ -84,10 +92,10 @@ async def test_anthropic(bench, stream):
     check(b)
 
 
-@pytest.mark.parametrize('stream', [False, True])
+@pytest.mark.parametrize('stream', STREAMS)
 @pytest.mark.parametrize('reasoning', ['kept', 'dropped'])
 async def test_chat(bench, stream, reasoning):
-  async with bench(SCRIPT) as b:
+  async with bench(SCRIPT, config=config_of(stream)) as b:
     client = b.openai()
     messages = [
       {'role': 'system', 'content': 'S'},
@@ -95,7 +103,7 @@ async def test_chat(bench, stream, reasoning):
     ]
     for _ in range(len(SCRIPT)):
       options = {'model': 'm', 'messages': messages, 'tools': [BASH]}
-      if stream:
+      if stream != 'whole':
         text, thought, parts = '', '', {}
         reason = None
         async for chunk in await client.chat.completions.create(
@@ -153,10 +161,10 @@ async def test_chat(bench, stream, reasoning):
     check(b)
 
 
-@pytest.mark.parametrize('stream', [False, True])
+@pytest.mark.parametrize('stream', STREAMS)
 @pytest.mark.parametrize('style', ['codex', 'previous'])
 async def test_responses(bench, stream, style):
-  async with bench(SCRIPT) as b:
+  async with bench(SCRIPT, config=config_of(stream)) as b:
     client = b.openai()
     items = [{'type': 'message', 'role': 'user', 'content': 'go'}]
     previous = None
@@ -172,7 +180,7 @@ async def test_responses(bench, stream, style):
         options |= {'previous_response_id': previous, 'store': True}
       else:
         options['store'] = False
-      if stream:
+      if stream != 'whole':
         answer = None
         async for event in await client.responses.create(
           **options, stream=True
