@@ -60,6 +60,11 @@ EXTRAS = {
     'pypdf>=5.0',
     'python-docx>=1.1',
   ],
+  # Task sets and trajectories as ArrayRecord data sets.
+  'data': [
+    'array-record>=0.7; platform_system == "Linux"',
+    'grain>=0.2.12; platform_system == "Linux"',
+  ],
   'tpu': ['jax[tpu]>=0.10.2,<0.13'],
   'ray': ['ray[default]>=2.40; python_version < "3.14"'],
   'gcs': ['gcsfs>=2024.6'],
@@ -68,6 +73,7 @@ EXTRAS = {
   'launch': ['xmanager>=0.8.5'],
 }
 EXTRAS['dev'] = [
+  *EXTRAS['data'],
   *EXTRAS['docker'],
   *EXTRAS['judge'],
   *EXTRAS['tasks'],

@@ -34,8 +34,17 @@ from clawjax.rollout import run as run_lib
 from clawjax.sandbox import base as sandbox_base
 from clawjax.serving.engine import Engine
 from clawjax.serving.scheduler import Scheduler
-from clawjax.tasks import synth, words
-from clawjax.train import drill, expert, loop, progress, service, sft, step
+from clawjax.tasks import formats, judge, scoring, synth, words
+from clawjax.train import (
+  captured,
+  drill,
+  expert,
+  loop,
+  progress,
+  service,
+  sft,
+  step,
+)
 from clawjax.train import state as state_lib
 
 DATA = pathlib.Path(__file__).with_name('train') / 'data'
@@ -47,6 +56,9 @@ FREE_KEYS = (
   'sft.steps',
   'sft.log_every',
   'sft.save_every',
+  'judge.api_key_env',
+  'judge.concurrency',
+  'judge.cache_dir',
   'export',
 )
 
@@ -134,19 +146,81 @@ class RolloutSection:
 
 @dataclasses.dataclass(frozen=True)
 class TasksSection:
-  """Generated workspace tasks.
+  """Generated workspace tasks, or a task set that the user has.
 
   Attributes:
     train: number of training tasks.
     difficulty: 0, 1 or 2.
     families: names, () for all.
     seed: of the draw, apart from the run's seed.
+    path: folder or file of a task set; '': tasks are generated, by the three
+      keys above.
+    format: of the set, see `tasks.formats`.
+    eval_path: another set for evaluation; '': a quarter of `path`, by the ids,
+      which is then not trained on.
+    allow: reasons that do not keep a task out, see `tasks.formats.ALLOW`.
   """
 
   train: int = 512
   difficulty: int = 0
   families: tuple[str, ...] = ()
   seed: int = 0
+  path: str = ''
+  format: str = 'native'
+  eval_path: str = ''
+  allow: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgeSection:
+  """Models that grade rubrics, and what else a score is made of.
+
+  Attributes:
+    models: names at the endpoint, () for no judge; several are a panel, whose
+      mean counts. The paper's judge is ('gpt-5.4',).
+    base_url: of an OpenAI-compatible API; '' is the SDK's own default.
+    api_key_env: variable that holds the key.
+    concurrency: requests at a time, of each judge.
+    cache_dir: folder of answers by content; '' for none.
+    code_only, renormalise_missing, aliases, process, canaries: see
+      `tasks.scoring.Scoring`.
+  """
+
+  models: tuple[str, ...] = ()
+  base_url: str = ''
+  api_key_env: str = 'OPENAI_API_KEY'
+  concurrency: int = 8
+  cache_dir: str = ''
+  code_only: bool = False
+  renormalise_missing: bool = False
+  aliases: bool = True
+  process: scoring.Process = 'off'
+  canaries: bool = False
+
+  def __post_init__(self):
+    if self.concurrency < 1:
+      raise ValueError(f'wanted concurrency >= 1, got {self.concurrency}')
+    self.build()  # refuses the same model twice
+
+  def build(self) -> scoring.Scoring:
+    """The options as rollouts take them."""
+    return scoring.Scoring(
+      judges=tuple(
+        judge.JudgeConfig(
+          model=model,
+          base_url=self.base_url,
+          api_key_env=self.api_key_env,
+          concurrency=self.concurrency,
+          cache_dir=self.cache_dir,
+        )
+        for model in self.models
+      ),
+      code_only=self.code_only,
+      renormalise_missing=self.renormalise_missing,
+      aliases=self.aliases,
+      process=self.process,
+      canaries=self.canaries,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +268,7 @@ class Experiment:
   sandbox: SandboxSection = SandboxSection()
   rollout: RolloutSection = RolloutSection()
   tasks: TasksSection = TasksSection()
+  judge: JudgeSection = JudgeSection()
   forward: step.ForwardConfig = step.ForwardConfig()
   loss: grpo.PolicyLossConfig = grpo.PolicyLossConfig()
   optim: state_lib.OptimConfig = state_lib.OptimConfig()
@@ -209,6 +284,11 @@ class Experiment:
         'forward.temperature and rollout.temperature must agree, or the'
         ' trained distribution is not the sampled one; got'
         f' {self.forward.temperature} and {self.rollout.temperature}'
+      )
+    if self.judge.models and not self.tasks.path:
+      raise ValueError(
+        'judge.models: generated tasks have no rubric to be judged by; set'
+        ' tasks.path to a set that has'
       )
     if self.loop.seed or self.sft.seed:
       raise ValueError('set seed at the top, not loop.seed or sft.seed')
@@ -286,32 +366,17 @@ def _supervise(
 ) -> None:
   tokenizer = tokenizers.load(experiment.tokenizer)
   config = dataclasses.replace(experiment.sft, seed=experiment.seed)
-  tasks = _tasks(experiment, 'train', experiment.expert.trajectories)
-  by_id = {task.id: (i, task) for i, task in enumerate(tasks)}
-
-  def script(rollout_id: str) -> Sequence[types.Message]:
-    # 'expert/synth/copy-123/0~1' -> 'synth/copy-123'
-    i, task = by_id['/'.join(rollout_id.split('/')[1:-1])]
-    rng = np.random.default_rng([experiment.expert.seed, i])
-    return synth.expert(task, rng=rng, skill=experiment.expert.skill)
-
-  client = expert.ExpertClient(
-    tokenizer, script, window=experiment.engine.window
-  )
-  harnesses = _harnesses(experiment)
-  with _service(experiment, run_dir, tokenizer, client, harnesses) as rollouts:
-    captured = sft.capture(
-      rollouts,
-      tasks,
-      harnesses[0],
-      prefix='expert',
-      run_dir=run_dir,
-      display=display,
+  rollouts: Sequence[types.Rollout]
+  if config.data:
+    rollouts = captured.load(
+      config.data,
+      tokenizer,
+      min_reward=config.min_reward,
+      thinking=experiment.thinking,
     )
-  display.say(
-    f'captured {len(captured)} trajectories, mean score'
-    f' {np.mean([r.reward for r in captured]):.3f}'
-  )
+    display.say(f'{len(rollouts)} trajectories of {config.data}')
+  else:
+    rollouts = _played(experiment, run_dir, tokenizer, display)
   params, model = load_model(
     experiment.model, experiment.seed, vocab=tokenizer.vocab_size
   )
@@ -326,24 +391,61 @@ def _supervise(
   state = sft.fit(
     learner,
     state_lib.init(params, learner.optimizer),
-    captured,
+    rollouts,
     config,
     run_dir=run_dir,
     display=display,
     rename=rename,
     drills=drill.Drills(tokenizer, words.WORDS, config.drill),
   )
-  with _serving(experiment, run_dir, tokenizer, state.params, model) as parts:
-    loop_parts = _loop_parts(
-      experiment, run_dir, display, start, state.params, model, *parts
-    )
-    loop.evaluate(
-      loop_parts, experiment.loop, 'after', config.drill.steps + config.steps
-    )
+  if experiment.loop.evaluate.tasks:
+    with _serving(experiment, run_dir, tokenizer, state.params, model) as parts:
+      loop_parts = _loop_parts(
+        experiment, run_dir, display, start, state.params, model, *parts
+      )
+      loop.evaluate(
+        loop_parts, experiment.loop, 'after', config.drill.steps + config.steps
+      )
   if experiment.export:
     folder = pathlib.Path(experiment.export)
     save_model(folder, state.params, model, tokenizer)
     display.say(f'weights: {folder}')
+
+
+def _played(
+  experiment: Experiment,
+  run_dir: pathlib.Path,
+  tokenizer: Any,
+  display: progress.Display,
+) -> list[types.Rollout]:
+  """Trajectories of the scripted expert, through harness and sandbox."""
+  tasks = _tasks(experiment, 'train', experiment.expert.trajectories)
+  by_id = {task.id: (i, task) for i, task in enumerate(tasks)}
+
+  def script(rollout_id: str) -> Sequence[types.Message]:
+    # 'expert/synth/copy-123/0~1' -> 'synth/copy-123'
+    i, task = by_id['/'.join(rollout_id.split('/')[1:-1])]
+    rng = np.random.default_rng([experiment.expert.seed, i])
+    return synth.expert(task, rng=rng, skill=experiment.expert.skill)
+
+  client = expert.ExpertClient(
+    tokenizer, script, window=experiment.engine.window
+  )
+  harnesses = _harnesses(experiment)
+  with _service(experiment, run_dir, tokenizer, client, harnesses) as rollouts:
+    played = sft.capture(
+      rollouts,
+      tasks,
+      harnesses[0],
+      prefix='expert',
+      run_dir=run_dir,
+      display=display,
+    )
+  display.say(
+    f'captured {len(played)} trajectories, mean score'
+    f' {np.mean([r.reward for r in played]):.3f}'
+  )
+  return played
 
 
 # ---- parts -----------------------------------------------------------------
@@ -412,6 +514,7 @@ def _service(
       time_limit_s=section.time_limit_s,
       sampling=sampling,
       token_budget=section.token_budget,
+      scoring=experiment.judge.build(),
     ),
     concurrency=experiment.loop.collect.concurrency,
   )
@@ -463,6 +566,19 @@ def _tasks(
   experiment: Experiment, split: Literal['train', 'eval'], count: int
 ) -> list[types.Task]:
   section = experiment.tasks
+  if section.path:
+    path = section.path
+    if split == 'eval' and section.eval_path:
+      path = section.eval_path
+    loaded = formats.load(
+      path, section.format, formats.Options(allow=section.allow)
+    ).tasks
+    if not section.eval_path:
+      loaded = formats.split(loaded, split)
+    if not loaded:
+      raise errors.TaskError(f'{path}: no task is left for {split}')
+    _check_judged(loaded, experiment.judge.build(), path)
+    return list(loaded[:count])
   return synth.tasks(
     split,
     count=count,
@@ -470,6 +586,18 @@ def _tasks(
     difficulty=section.difficulty,
     families=section.families or None,
   )
+
+
+def _check_judged(
+  tasks: Sequence[types.Task], how: scoring.Scoring, path: str
+) -> None:
+  """A rubric without a judge is told before anything runs."""
+  asked = [t.id for t in tasks if scoring.wants_judge(t, how)]
+  if asked and not how.judges:
+    raise errors.ConfigError(
+      f'{len(asked)} tasks of {path} have a rubric (the first is {asked[0]}): '
+      'name a judge in judge.models, or set judge.code_only'
+    )
 
 
 def load_model(

@@ -102,3 +102,58 @@ def test_two_processes_never_share_a_run_folder(tmp_path):
     with pytest.raises(errors.ConfigError, match='in use'):
       with experiment._locked(tmp_path):
         pass
+
+
+def test_a_task_set_of_the_user_takes_the_place_of_generated_tasks(tmp_path):
+  from clawjax.tasks import synth
+  from clawjax.tasks.formats import native
+
+  tasks = synth.tasks('train', count=24)
+  for number, task in enumerate(tasks):
+    native.write(task, tmp_path / 'set' / f'{number:02d}', harbor=False)
+  section = experiment.default_config('x')
+  section.tasks.path = str(tmp_path / 'set')
+  built = config.build(experiment.Experiment, section)
+  train = experiment._tasks(built, 'train', 5)
+  held = experiment._tasks(built, 'eval', 100)
+  everything = {t.id for t in tasks}
+  assert len(train) == 5 and held
+  assert {t.id for t in [*experiment._tasks(built, 'train', 100), *held]} == (
+    everything
+  )
+  assert not {t.id for t in train} & {t.id for t in held}
+  section.tasks.eval_path = str(tmp_path / 'set')
+  both = config.build(experiment.Experiment, section)
+  assert {t.id for t in experiment._tasks(both, 'eval', 100)} == everything
+
+
+def test_judges_of_an_experiment(tmp_path):
+  from clawjax import types
+  from clawjax.tasks.formats import native
+
+  rubric = {'kind': 'free', 'text': 'Be clear.', 'checklist': []}
+  native.write(
+    types.Task('t/1', ('x',), metadata={'judge': rubric}), tmp_path / 's' / '1'
+  )
+  section = experiment.default_config('x')
+  section.tasks.path = section.tasks.eval_path = str(tmp_path / 's')
+  built = config.build(experiment.Experiment, section)
+  with pytest.raises(errors.ConfigError, match='judge.models'):
+    experiment._tasks(built, 'train', 1)
+  section.judge.models = ('gpt-5.4', 'other')
+  section.judge.base_url = 'http://judge/v1'
+  section.judge.api_key_env = 'JUDGE_KEY'
+  section.judge.concurrency = 3
+  built = config.build(experiment.Experiment, section)
+  assert len(experiment._tasks(built, 'train', 1)) == 1
+  one, two = built.judge.build().judges
+  assert (one.model, two.model) == ('gpt-5.4', 'other')
+  assert (one.base_url, one.api_key_env) == ('http://judge/v1', 'JUDGE_KEY')
+  assert one.concurrency == 3
+  section.judge.models = ('a', 'a')
+  with pytest.raises(errors.ConfigError, match='distinct'):
+    config.build(experiment.Experiment, section)
+  generated = experiment.default_config('x')
+  generated.judge.models = ('a',)
+  with pytest.raises(errors.ConfigError, match='no rubric'):
+    config.build(experiment.Experiment, generated)

@@ -27,6 +27,7 @@ from clawjax.proxy.app import Proxy
 from clawjax.rollout import fleet as fleet_lib
 from clawjax.rollout import run as run_lib
 from clawjax.sandbox import base
+from clawjax.tasks import scoring
 
 T = TypeVar('T')
 # So many faults and not one good rollout since the start end the run.
@@ -111,6 +112,7 @@ class RolloutService:
     # Short, since a socket's path may have 107 bytes; open to sandbox uids.
     self.socket_dir = pathlib.Path(tempfile.mkdtemp(prefix='clawjax-'))
     self.socket_dir.chmod(0o755)
+    self._stack.push_async_callback(scoring.close_judges)
     await self._stack.enter_async_context(
       serve_lib.serve(self._proxy.app, uds=self.socket_dir / base.SOCKET_NAME)
     )
