@@ -10,6 +10,10 @@ and largest `end` of the key block alone:
 `live` is exact, not a bound: off the diagonal, the first query and the key with
 the largest end are a visible pair. All of it is O(T + (T / block)^2) and may be
 traced, so a new tree never compiles anything anew.
+
+Queries need not be all slots in order: with `starts`, block i of the queries
+holds slots starts[i], starts[i] + 1, ... (a device's share of a row, or a row
+that continues another one).
 """
 
 from __future__ import annotations
@@ -37,37 +41,62 @@ class BlockList(NamedTuple):
 
 
 def block_kinds(
-  subtree_end: jax.Array, block_q: int, block_k: int
+  subtree_end: jax.Array,
+  block_q: int,
+  block_k: int,
+  starts: jax.Array | None = None,
 ) -> jax.Array:
   """Kinds of all blocks.
 
   Args:
     subtree_end: int32 [..., T]; T is a multiple of both blocks.
     block_q, block_k: block sizes in slots.
+    starts: int32 [..., nq] slot of the first query of each block, a multiple
+      of block_q; None: all slots in order.
 
   Returns:
-    int32 [..., T / block_q, T / block_k].
+    int32 [..., nq, T / block_k]; nq is T / block_q without `starts`.
   """
   T = subtree_end.shape[-1]
   by_block = subtree_end.reshape(*subtree_end.shape[:-1], -1, block_k)
   last = by_block.max(-1)[..., None, :]
   first = by_block.min(-1)[..., None, :]
-  q0 = jnp.arange(0, T, block_q)[:, None]
+  q0 = jnp.arange(0, T, block_q) if starts is None else starts
+  q0 = q0[..., :, None]
   k0 = jnp.arange(0, T, block_k)
   live = (k0 < q0 + block_q) & (q0 < last)
   full = (k0 + block_k - 1 <= q0) & (q0 + block_q <= first)
   return jnp.where(live, jnp.where(full, FULL, PARTIAL), DEAD).astype(jnp.int32)
 
 
-def block_list(subtree_end: jax.Array, block_q: int, block_k: int) -> BlockList:
-  """Live key blocks of each query block, compacted."""
-  kind = block_kinds(subtree_end, block_q, block_k)
+def block_list(
+  subtree_end: jax.Array,
+  block_q: int,
+  block_k: int,
+  starts: jax.Array | None = None,
+) -> BlockList:
+  """Live key blocks of each query block, compacted; see `block_kinds`."""
+  kind = block_kinds(subtree_end, block_q, block_k, starts)
   index = jnp.argsort(kind == DEAD, axis=-1, stable=True).astype(jnp.int32)
   return BlockList(kind, index, (kind != DEAD).sum(-1).astype(jnp.int32))
 
 
-def tree_mask(subtree_end: jax.Array) -> jax.Array:
-  """The whole mask, bool [..., T queries, T keys]; for small T."""
-  slot = jnp.arange(subtree_end.shape[-1])
-  q, k = slot[:, None], slot
+def query_slots(starts: jax.Array, count: int) -> jax.Array:
+  """Slots of `count` queries that stand in blocks; int32 [..., count]."""
+  block = count // starts.shape[-1]
+  slots = starts[..., None] + jnp.arange(block, dtype=starts.dtype)
+  return slots.reshape(*starts.shape[:-1], count)
+
+
+def tree_mask(
+  subtree_end: jax.Array, queries: jax.Array | None = None
+) -> jax.Array:
+  """The whole mask, bool [..., queries, T keys]; for small T.
+
+  Args:
+    subtree_end: int32 [..., T].
+    queries: int32 [..., Q] slots of the queries; None: all in order.
+  """
+  k = jnp.arange(subtree_end.shape[-1])
+  q = (k if queries is None else queries)[..., :, None]
   return (k <= q) & (q < subtree_end[..., None, :])

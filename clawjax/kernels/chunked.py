@@ -37,30 +37,38 @@ def chunked_attention(
   *,
   scale: float,
   block: int = 128,
+  query_starts: jax.Array | None = None,
 ) -> jax.Array:
   """Tree attention; see `tree_attention` for the arguments.
 
   Args:
     block: slots per block of queries and of keys; T is padded to a multiple.
   """
-  T = q.shape[1]
+  B, T = subtree_end.shape
   pad = -T % block
   if pad:
-    q, k, v = (
-      jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, 0))) for x in (q, k, v)
-    )
+
+    def padded(x: jax.Array) -> jax.Array:
+      return jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, 0)))
+
+    k, v = padded(k), padded(v)
+    if query_starts is None:
+      q = padded(q)
     own = jnp.broadcast_to(
       jnp.arange(T + 1, T + pad + 1, dtype=subtree_end.dtype),
-      (subtree_end.shape[0], pad),
+      (B, pad),
     )
     subtree_end = jnp.concatenate([subtree_end, own], axis=1)
-  out = _attention(q, k, v, subtree_end, scale, block)
-  return out[:, :T] if pad else out
+  if query_starts is None:
+    starts = jnp.arange(0, T + pad, block, dtype=jnp.int32)
+    starts = jnp.broadcast_to(starts, (B, len(starts)))
+    return _attention(q, k, v, subtree_end, starts, scale, block)[:, :T]
+  return _attention(q, k, v, subtree_end, query_starts, scale, block)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _attention(q, k, v, subtree_end, scale, block):
-  return _forward(q, k, v, subtree_end, scale, block)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _attention(q, k, v, subtree_end, starts, scale, block):
+  return _forward(q, k, v, subtree_end, starts, scale, block)[0]
 
 
 def _query_blocks(x: jax.Array, heads: int, block: int) -> jax.Array:
@@ -92,20 +100,21 @@ def _from_key_blocks(x: jax.Array, shape: tuple, block: int) -> jax.Array:
   return x.reshape(shape)
 
 
-def _scores(q, k, ends, row_q, row_k, kind, groups, block):
+def _scores(q, k, ends, start, row_k, kind, groups, block):
   """float32 [K, G * block, block] scores of one pair of blocks, masked.
 
   Args:
     q: [K, G * block, C], scaled.
     k: [K, block, C].
     ends: int32 [block] subtree_end of the keys.
-    row_q, row_k: number of the block within its row.
+    start: slot of the first query.
+    row_k: number of the key block within its row.
     kind: PARTIAL or FULL.
   """
   s = jnp.einsum('kqc,ksc->kqs', q, k, preferred_element_type=jnp.float32)
 
   def masked(s: jax.Array) -> jax.Array:
-    i = row_q * block + jnp.arange(block)[:, None]
+    i = start + jnp.arange(block)[:, None]
     j = row_k * block + jnp.arange(block)
     seen = (j <= i) & (i < ends)
     return jnp.where(jnp.tile(seen, (groups, 1)), s, _MASKED)
@@ -113,30 +122,29 @@ def _scores(q, k, ends, row_q, row_k, kind, groups, block):
   return lax.cond(kind == FULL, lambda s: s, masked, s)
 
 
-def _plan(subtree_end: jax.Array, block: int) -> BlockList:
-  plan = block_list(subtree_end, block, block)
+def _plan(subtree_end: jax.Array, starts: jax.Array, block: int) -> BlockList:
+  plan = block_list(subtree_end, block, block, starts)
   return BlockList(*(x.reshape(-1, *x.shape[2:]) for x in plan))
 
 
-def _forward(q, k, v, subtree_end, scale, block):
-  B, T, H, C = q.shape
-  K = k.shape[2]
-  G, n = H // K, T // block
+def _forward(q, k, v, subtree_end, starts, scale, block):
+  B, H, K = q.shape[0], q.shape[2], k.shape[2]
+  G, nq, nk = H // K, q.shape[1] // block, k.shape[1] // block
   qs = _query_blocks(q * jnp.asarray(scale, q.dtype), K, block)
   ks, vs = _key_blocks(k, block), _key_blocks(v, block)
-  ends = subtree_end.reshape(B * n, block)
-  plan = _plan(subtree_end, block)
+  ends = subtree_end.reshape(B * nk, block)
+  plan = _plan(subtree_end, starts, block)
 
   def query_block(_, xs):
-    number, qb, kinds, index, count = xs
-    base, row_q = number // n * n, number % n
+    number, start, qb, kinds, index, count = xs
+    base = number // nq * nk
 
     def key_block(t, carry):
       acc, top, mass = carry
       j = index[t]
       kb = lax.dynamic_index_in_dim(ks, base + j, keepdims=False)
       vb = lax.dynamic_index_in_dim(vs, base + j, keepdims=False)
-      s = _scores(qb, kb, ends[base + j], row_q, j, kinds[j], G, block)
+      s = _scores(qb, kb, ends[base + j], start, j, kinds[j], G, block)
       new_top = jnp.maximum(top, s.max(-1))
       shrink = jnp.exp(top - new_top)
       p = jnp.exp(s - new_top[..., None])
@@ -149,29 +157,29 @@ def _forward(q, k, v, subtree_end, scale, block):
       return acc, new_top, mass * shrink + p.sum(-1)
 
     zero = jnp.zeros(qb.shape, jnp.float32)
-    start = (zero, jnp.full(qb.shape[:2], _MASKED), zero[..., 0])
-    acc, top, mass = lax.fori_loop(0, count, key_block, start)
+    begin = (zero, jnp.full(qb.shape[:2], _MASKED), zero[..., 0])
+    acc, top, mass = lax.fori_loop(0, count, key_block, begin)
     out = (acc / mass[..., None]).astype(q.dtype)
     return None, (out, top + jnp.log(mass))
 
-  numbers = jnp.arange(B * n)
-  _, (out, lse) = lax.scan(query_block, None, (numbers, qs, *plan))
+  numbers = jnp.arange(B * nq)
+  xs = (numbers, starts.reshape(-1), qs, *plan)
+  _, (out, lse) = lax.scan(query_block, None, xs)
   # With remat='attention' these two are kept, so attention is not run again.
   result = _from_query_blocks(out, q.shape, block)
   result = checkpoint_name(result, 'attention_residuals')
   lse = checkpoint_name(lse, 'attention_residuals')
-  return result, (q, k, v, subtree_end, result, lse)
+  return result, (q, k, v, subtree_end, starts, result, lse)
 
 
 def _backward(scale, block, saved, d_out):
-  q, k, v, subtree_end, out, lse = saved
-  B, T, H, C = q.shape
-  K = k.shape[2]
-  G, n = H // K, T // block
+  q, k, v, subtree_end, starts, out, lse = saved
+  B, H, K = q.shape[0], q.shape[2], k.shape[2]
+  G, nq, nk = H // K, q.shape[1] // block, k.shape[1] // block
   qs = _query_blocks(q * jnp.asarray(scale, q.dtype), K, block)
   ks, vs = _key_blocks(k, block), _key_blocks(v, block)
-  ends = subtree_end.reshape(B * n, block)
-  plan = _plan(subtree_end, block)
+  ends = subtree_end.reshape(B * nk, block)
+  plan = _plan(subtree_end, starts, block)
   d_outs = _query_blocks(d_out, K, block)
   outs = _query_blocks(out, K, block)
   delta = jnp.einsum(
@@ -179,15 +187,15 @@ def _backward(scale, block, saved, d_out):
   )
 
   def query_block(carry, xs):
-    number, qb, kinds, index, count, dob, lse_b, delta_b = xs
-    base, row_q = number // n * n, number % n
+    number, start, qb, kinds, index, count, dob, lse_b, delta_b = xs
+    base = number // nq * nk
 
     def key_block(t, carry):
       dq, dk, dv = carry
       j = index[t]
       kb = lax.dynamic_index_in_dim(ks, base + j, keepdims=False)
       vb = lax.dynamic_index_in_dim(vs, base + j, keepdims=False)
-      s = _scores(qb, kb, ends[base + j], row_q, j, kinds[j], G, block)
+      s = _scores(qb, kb, ends[base + j], start, j, kinds[j], G, block)
       p = jnp.exp(s - lse_b[..., None])
       dp = jnp.einsum(
         'kqc,ksc->kqs', dob, vb, preferred_element_type=jnp.float32
@@ -208,19 +216,18 @@ def _backward(scale, block, saved, d_out):
       return dq + dqb, _add_at(dk, base + j, dkb), _add_at(dv, base + j, dvb)
 
     dk, dv = carry
-    start = (jnp.zeros(qb.shape, jnp.float32), dk, dv)
-    dq, dk, dv = lax.fori_loop(0, count, key_block, start)
+    begin = (jnp.zeros(qb.shape, jnp.float32), dk, dv)
+    dq, dk, dv = lax.fori_loop(0, count, key_block, begin)
     return (dk, dv), dq
 
   zero = jnp.zeros(ks.shape, jnp.float32)
-  numbers = jnp.arange(B * n)
-  (dk, dv), dq = lax.scan(
-    query_block, (zero, zero), (numbers, qs, *plan, d_outs, lse, delta)
-  )
+  numbers = jnp.arange(B * nq)
+  xs = (numbers, starts.reshape(-1), qs, *plan, d_outs, lse, delta)
+  (dk, dv), dq = lax.scan(query_block, (zero, zero), xs)
   dq = _from_query_blocks(dq, q.shape, block) * scale
   dk = _from_key_blocks(dk, k.shape, block)
   dv = _from_key_blocks(dv, v.shape, block)
-  return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
+  return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, None
 
 
 def _add_at(total: jax.Array, index: jax.Array, part: jax.Array) -> jax.Array:

@@ -5,7 +5,9 @@ from subtree_end by plain jax inside the same jit (blocks.py): a new tree is new
 data. Rows are laid end to end, so a batch is one long row whose trees do not
 meet. Each pair has flags: partial or full, first and last of its output block.
 The list has a fixed number of places; the tail repeats the last pair with no
-flag set, which computes nothing and moves nothing.
+flag set, which computes nothing and moves nothing. Where the queries are some of
+the slots only, a key block that no query sees gets one pair that is first and
+last but neither partial nor full: it writes zeros.
 
 Scores stand transposed, [keys, queries]: the running maximum and sum of a query
 are then rows of lanes, log-sum-exp is stored as [H, 1, slots] without padding,
@@ -17,7 +19,8 @@ and only subtree_end (one per key, shared by all heads) is a column.
 
 Too few places for the pairs of a batch would lose attention silently, so the
 default holds every causal pair; with fewer (`pairs`), a batch that does not fit
-comes out as nan, and `check_pairs` says so on the host before.
+is an error where its tree is known, and nan where it is traced (`check_pairs` on
+the host says so before).
 """
 
 from __future__ import annotations
@@ -33,10 +36,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from clawjax.kernels.blocks import DEAD, FULL, block_kinds
+from clawjax.kernels.blocks import DEAD, block_kinds
 
 _MASKED = -1e30
 _PARTIAL_BIT, _FULL_BIT, _FIRST_BIT, _LAST_BIT = 1, 2, 4, 8
+_LIVE_BITS = _PARTIAL_BIT | _FULL_BIT
+_UNSEEN = (
+  3  # a kind beside DEAD, PARTIAL and FULL: visited, only to write zeros
+)
 
 
 class Pairs(NamedTuple):
@@ -91,6 +98,7 @@ def pallas_attention(
   scale: float,
   block: int = 512,
   pairs: int | None = None,
+  query_starts: jax.Array | None = None,
   live_fraction: float = 1.0,
   interpret: bool = False,
 ) -> jax.Array:
@@ -99,37 +107,61 @@ def pallas_attention(
   Args:
     block: slots per block of queries and keys (a multiple of 128 on a TPU).
     pairs: places in the list of pairs; None: every causal pair.
+    query_starts: as in `tree_attention`; `pairs` is not for these.
     live_fraction: live pairs / pairs, for the cost estimate that the compiler
       sees; changes nothing else (but is part of the program).
     interpret: run in plain jax, for tests without a TPU.
+
+  Raises:
+    ValueError: see `check_pairs`; only where `subtree_end` is known.
   """
-  B, T, H, C = q.shape
+  B, Q, H, C = q.shape
+  T = k.shape[1]
+  if pairs is not None:
+    assert query_starts is None, 'pairs are of whole rows'
+    if not isinstance(subtree_end, jax.core.Tracer):
+      check_pairs(np.asarray(subtree_end), block=block, pairs=pairs)
   pad = -T % block
   if pad:
-    q, k, v = (
-      jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, 0))) for x in (q, k, v)
-    )
+
+    def padded(x: jax.Array) -> jax.Array:
+      return jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, 0)))
+
+    k, v = padded(k), padded(v)
+    if query_starts is None:
+      q = padded(q)
     own = jnp.arange(T + 1, T + pad + 1, dtype=jnp.int32)
     subtree_end = jnp.concatenate(
       [subtree_end, jnp.broadcast_to(own, (B, pad))], axis=1
     )
   slots = T + pad
-  places = most_pairs(B, slots, block) if pairs is None else pairs
-  kinds = block_kinds(subtree_end, block, block)
+  kinds = block_kinds(subtree_end, block, block, query_starts)
+  by_column = kinds.swapaxes(1, 2)
+  if query_starts is None:
+    places = most_pairs(B, slots, block) if pairs is None else pairs
+    starts = jnp.arange(0, slots, block, dtype=jnp.int32)
+    starts = jnp.broadcast_to(starts, (B, len(starts)))
+  else:
+    places, starts = kinds.size, query_starts
+    unseen = (by_column == DEAD).all(2)
+    by_column = by_column.at[:, :, 0].set(
+      jnp.where(unseen, _UNSEEN, by_column[:, :, 0])
+    )
   by_query = _pair_list(kinds, places)
-  by_key = _pair_list(kinds.swapaxes(1, 2), places)
+  by_key = _pair_list(by_column, places)
   offset = jnp.arange(B, dtype=jnp.int32)[:, None] * slots
   ends = (subtree_end + offset).reshape(-1, 1)
+  starts = (starts + offset).reshape(-1)
   options = _Options(scale, block, live_fraction, interpret)
 
   def heads_first(x: jax.Array) -> jax.Array:
-    return x.reshape(B * slots, x.shape[2], C).swapaxes(0, 1)
+    return x.reshape(-1, x.shape[2], C).swapaxes(0, 1)
 
   out = _attention(
-    *map(heads_first, (q, k, v)), ends, by_query, by_key, options
+    *map(heads_first, (q, k, v)), ends, starts, by_query, by_key, options
   )
   out = jnp.where(by_query.count <= places, out, jnp.nan)
-  return out.swapaxes(0, 1).reshape(B, slots, H, C)[:, :T]
+  return out.swapaxes(0, 1).reshape(B, -1, H, C)[:, :Q]
 
 
 class _Options(NamedTuple):
@@ -140,8 +172,8 @@ class _Options(NamedTuple):
 
 
 def _pair_list(kinds: jax.Array, places: int) -> Pairs:
-  """Compacts [B, n, n] kinds (output block, other block) into a list."""
-  _, n, _ = kinds.shape
+  """Compacts [B, n, m] kinds (output block, other block) into a list."""
+  _, n, m = kinds.shape
   flat = kinds.reshape(-1)
   places_used = min(places, flat.shape[0])
   order = jnp.argsort(flat == DEAD, stable=True)[:places_used]
@@ -149,13 +181,14 @@ def _pair_list(kinds: jax.Array, places: int) -> Pairs:
   count = (flat != DEAD).sum()
   place = jnp.arange(places)
   at = order[jnp.minimum(place, jnp.minimum(count, places) - 1)]
-  row = at // n
-  column = at // (n * n) * n + at % n
+  row = at // m
+  column = at // (n * m) * m + at % m
   new = jnp.concatenate([jnp.array([True]), row[1:] != row[:-1]])
   done = jnp.concatenate([new[1:], jnp.array([True])])
   live = place < count
   done |= place == count - 1
-  kind = jnp.where(flat[at] == FULL, _FULL_BIT, _PARTIAL_BIT)
+  bits = jnp.array([0, _PARTIAL_BIT, _FULL_BIT, 0])  # by kind
+  kind = bits[flat[at]]
   flags = kind + jnp.where(new, _FIRST_BIT, 0) + jnp.where(done, _LAST_BIT, 0)
   flags = jnp.where(live, flags, 0)
   return Pairs(*(x.astype(jnp.int32) for x in (row, column, flags, count)))
@@ -164,11 +197,11 @@ def _pair_list(kinds: jax.Array, places: int) -> Pairs:
 # ---- kernels ---------------------------------------------------------------
 
 
-def _scores(flag, q_block, k_block, q, k, ends, block):
+def _scores(flag, start, k_block, q, k, ends, block):
   """[keys, queries] float32, masked where the pair is partial."""
   s = _dot(k, q, 1, 1)
   shape = (block, block)
-  i = q_block * block + lax.broadcasted_iota(jnp.int32, shape, 1)
+  i = start + lax.broadcasted_iota(jnp.int32, shape, 1)
   j = k_block * block + lax.broadcasted_iota(jnp.int32, shape, 0)
   seen = (j <= i) & (i < ends)
   whole = (flag & _FULL_BIT) != 0
@@ -188,6 +221,7 @@ def _forward_kernel(
   row,
   column,
   flags,
+  starts,
   q_ref,
   k_ref,
   v_ref,
@@ -209,11 +243,11 @@ def _forward_kernel(
     top[...] = jnp.full_like(top, _MASKED)
     mass[...] = jnp.zeros_like(mass)
 
-  @pl.when(flag != 0)
+  @pl.when((flag & _LIVE_BITS) != 0)
   def _():
     v = v_ref[0]
     s = _scores(
-      flag, row[p], column[p], q_ref[0], k_ref[0], end_ref[...], block
+      flag, starts[row[p]], column[p], q_ref[0], k_ref[0], end_ref[...], block
     )
     old = top[...]
     new = jnp.maximum(old, s.max(0, keepdims=True))
@@ -233,6 +267,7 @@ def _dq_kernel(
   row,
   column,
   flags,
+  starts,
   q_ref,
   k_ref,
   v_ref,
@@ -252,10 +287,12 @@ def _dq_kernel(
   def _():
     acc[...] = jnp.zeros_like(acc)
 
-  @pl.when(flag != 0)
+  @pl.when((flag & _LIVE_BITS) != 0)
   def _():
     k = k_ref[0]
-    s = _scores(flag, row[p], column[p], q_ref[0], k, end_ref[...], block)
+    s = _scores(
+      flag, starts[row[p]], column[p], q_ref[0], k, end_ref[...], block
+    )
     weight = jnp.exp(s - lse_ref[0])
     ds = weight * (_dot(v_ref[0], do_ref[0], 1, 1) - delta_ref[0])
     acc[...] += _dot(ds.astype(k.dtype), k, 0, 0)
@@ -269,6 +306,7 @@ def _dkv_kernel(
   row,
   column,
   flags,
+  starts,
   q_ref,
   k_ref,
   v_ref,
@@ -292,10 +330,12 @@ def _dkv_kernel(
     dk_acc[...] = jnp.zeros_like(dk_acc)
     dv_acc[...] = jnp.zeros_like(dv_acc)
 
-  @pl.when(flag != 0)
+  @pl.when((flag & _LIVE_BITS) != 0)
   def _():
     q, do = q_ref[0], do_ref[0]
-    s = _scores(flag, column[p], row[p], q, k_ref[0], end_ref[...], block)
+    s = _scores(
+      flag, starts[column[p]], row[p], q, k_ref[0], end_ref[...], block
+    )
     weight = jnp.exp(s - lse_ref[0])
     ds = weight * (_dot(v_ref[0], do, 1, 1) - delta_ref[0])
     dv_acc[...] += _dot(weight.astype(do.dtype), do, 1, 0)
@@ -310,12 +350,12 @@ def _dkv_kernel(
 # ---- calls -----------------------------------------------------------------
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
-def _attention(q, k, v, ends, by_query, by_key, options):
-  return _forward(q, k, v, ends, by_query, by_key, options)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(7,))
+def _attention(q, k, v, ends, starts, by_query, by_key, options):
+  return _forward(q, k, v, ends, starts, by_query, by_key, options)[0]
 
 
-def _forward(q, k, v, ends, by_query, by_key, options):
+def _forward(q, k, v, ends, starts, by_query, by_key, options):
   H, N, C = q.shape
   G, block = H // k.shape[0], options.block
   scaled = q * jnp.asarray(options.scale, q.dtype)
@@ -323,6 +363,7 @@ def _forward(q, k, v, ends, by_query, by_key, options):
   out, lse = _call(
     functools.partial(_forward_kernel, block=block),
     by_query,
+    starts,
     grid=(H,),
     in_specs=[q_spec, k_spec, k_spec, end_spec],
     out_specs=[q_spec, lse_spec],
@@ -337,11 +378,11 @@ def _forward(q, k, v, ends, by_query, by_key, options):
   )
   out = checkpoint_name(out, 'attention_residuals')
   lse = checkpoint_name(lse, 'attention_residuals')
-  return out, (q, k, v, ends, by_query, by_key, out, lse)
+  return out, (q, k, v, ends, starts, by_query, by_key, out, lse)
 
 
 def _backward(options, saved, d_out):
-  q, k, v, ends, by_query, by_key, out, lse = saved
+  q, k, v, ends, starts, by_query, by_key, out, lse = saved
   H, _, C = q.shape
   K, block = k.shape[0], options.block
   G = H // K
@@ -353,6 +394,7 @@ def _backward(options, saved, d_out):
   (dq,) = _call(
     functools.partial(_dq_kernel, block=block),
     by_query,
+    starts,
     grid=(H,),
     in_specs=[
       q_spec,
@@ -382,6 +424,7 @@ def _backward(options, saved, d_out):
   dk, dv = _call(
     functools.partial(_dkv_kernel, block=block, groups=G),
     by_key,
+    starts,
     grid=(K, G),
     in_specs=[
       q_spec,
@@ -403,7 +446,7 @@ def _backward(options, saved, d_out):
     options=options,
   )
   dq = (dq * options.scale).astype(q.dtype)
-  return dq, dk, dv, None, None, None
+  return dq, dk, dv, None, None, None, None
 
 
 _attention.defvjp(_forward, _backward)
@@ -427,6 +470,7 @@ def _query_major_specs(C: int, G: int, block: int):
 def _call(
   kernel,
   pairs,
+  starts,
   *,
   grid,
   in_specs,
@@ -458,7 +502,7 @@ def _call(
   return pl.pallas_call(
     kernel,
     grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=3,
+      num_scalar_prefetch=4,
       grid=(heads, places, *rest),
       in_specs=in_specs,
       out_specs=out_specs,
@@ -467,4 +511,4 @@ def _call(
     out_shape=out_shape,
     cost_estimate=estimate,
     interpret=options.interpret,
-  )(pairs.row, pairs.column, pairs.flags, *inputs)
+  )(pairs.row, pairs.column, pairs.flags, starts, *inputs)

@@ -4,6 +4,18 @@ A group is what shares a task and a harness. Rollouts without a valid reward
 enter neither statistics nor loss. A group with fewer than two valid rollouts,
 or with equal rewards, says nothing: its advantage is 0 and it is not `active`,
 so that it moves no weights through other terms of the loss either.
+
+Branch advantages (ours, beyond the paper) say what a choice was worth against
+the other choices at the same fork. In the tree of a group let S(v) be the
+rollouts that hold node v, M(v) their mean reward, and u(v) the nearest node
+above v that more rollouts hold (the group's root, held by all, if there is no
+other). A token at v gets
+
+  A(v) = M(v) - M(u(v))          [ / (sigma of the group + eps) ]
+
+so a token that all rollouts share gets 0, and the tokens after a fork are
+compared with their siblings and not with the whole group. Where rollouts share
+nothing but the prompt this is the group-mean advantage (eq. 7).
 """
 
 from __future__ import annotations
@@ -106,6 +118,55 @@ def group_advantages(
     'reward_std': float(np.mean(spreads)) if spreads else float('nan'),
   }
   return Advantages(advantage=advantage, active=active, stats=stats)
+
+
+def branch_advantages(
+  reward_R: np.ndarray | Sequence[float],
+  group_R: Sequence[Hashable],
+  branches: Sequence[tuple[Sequence[int], Sequence[int]]],
+  valid_R: np.ndarray | Sequence[bool] | None = None,
+  *,
+  config: AdvantageConfig | None = None,
+) -> np.ndarray:
+  """Advantage of each branch; see the head of this file.
+
+  Args:
+    reward_R: rewards; ignored where not valid.
+    group_R: group key of each rollout.
+    branches: per branch the numbers of the rollouts in S(v) and in S(u(v)); an
+      empty S(u(v)) stands for the whole group.
+    valid_R: which rollouts count; None: those with a finite reward.
+    config: `scale`, `eps` and `min_spread` as in `group_advantages`; the
+      baseline is always the mean.
+
+  Returns:
+    float32 [number of branches]; 0 where no valid rollout is left, and in
+    groups of fewer than two or of equal rewards.
+  """
+  config = config or AdvantageConfig()
+  reward = np.asarray(reward_R, np.float64)
+  valid = np.isfinite(reward)
+  if valid_R is not None:
+    valid &= np.asarray(valid_R, bool)
+  members: dict[Hashable, list[int]] = {}
+  for i, key in enumerate(group_R):
+    if valid[i]:
+      members.setdefault(key, []).append(i)
+  out = np.zeros(len(branches), np.float32)
+  for number, (here, above) in enumerate(branches):
+    here = [i for i in here if valid[i]]
+    if not here:
+      continue
+    group = members[group_R[here[0]]]
+    r = reward[group]
+    if len(group) < 2 or r.max() - r.min() <= config.min_spread:
+      continue
+    rivals = [i for i in above if valid[i]] or group
+    gain = reward[here].mean() - reward[rivals].mean()
+    if config.scale == 'std':
+      gain /= r.std() + config.eps
+    out[number] = gain
+  return out
 
 
 def per_term(value_R: np.ndarray, term_rollout_BE: np.ndarray) -> np.ndarray:

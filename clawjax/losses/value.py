@@ -26,11 +26,9 @@ class ValueLossConfig:
 
   Attributes:
     clip: most that a value may move from its old one; None: no clipping.
-    coef: factor on the loss.
   """
 
   clip: float | None = None
-  coef: float = 1.0
 
   def __post_init__(self) -> None:
     if self.clip is not None and self.clip <= 0:
@@ -81,7 +79,7 @@ def value_loss(
     old = known(old_value)
     near = old + jnp.clip(value - old, -config.clip, config.clip)
     error = jnp.maximum(error, (near - target) ** 2)
-  loss = config.coef * (weight * error).sum()
+  loss = (weight * error).sum()
   residual = target - value
   sums = {
     'terms': mask.astype(jnp.float32).sum(),

@@ -1,7 +1,8 @@
 """From finished groups of rollouts to filled loss terms.
 
   gather   group -> tries -> filter -> one packed chunk, as groups come in
-  fill     all chunks of a step -> advantages and weights, in minibatches
+  fill     all chunks of a step -> advantages (credit.py) and weights, in
+           minibatches
 
 A chunk is what was packed together; no rollout is ever in two chunks, so a
 minibatch is a set of chunks. Rollouts that are not valid never get here;
@@ -17,30 +18,11 @@ import numpy as np
 
 from clawjax import trie as trie_lib
 from clawjax import types
-from clawjax.losses import advantages, weights
+from clawjax.losses import weights
+from clawjax.train import credit
+from clawjax.train.credit import CreditConfig as CreditConfig
+from clawjax.train.credit import entries
 from clawjax.trie import TreeBatch
-
-
-@dataclasses.dataclass(frozen=True)
-class CreditConfig:
-  """How rewards become advantages and weights.
-
-  Attributes:
-    advantage: group statistics, see `losses.advantages`.
-    aggregation: how terms are averaged, see `losses.weights`.
-    constant: c of aggregation 'constant'.
-    shuffle_rewards: a control, not a method: within each group the rewards are
-      dealt out at random, so that there is nothing to learn.
-  """
-
-  advantage: advantages.AdvantageConfig = advantages.AdvantageConfig()
-  aggregation: weights.Aggregation = 'rollout_mean'
-  constant: float | None = None
-  shuffle_rewards: bool = False
-
-  def __post_init__(self):
-    if self.aggregation == 'constant' and not self.constant:
-      raise ValueError("aggregation 'constant' wants constant > 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +71,8 @@ class Filled:
 
   Attributes:
     minibatches: each one optimiser step.
-    advantage: rollout id -> advantage (for the report).
-    statistics: of groups and rewards, see `losses.advantages`.
+    advantage: rollout id -> mean advantage of its terms (for the report).
+    statistics: of groups, rewards and values, see `credit.assign`.
     packing: of rows, see `trie.pack`.
   """
 
@@ -111,48 +93,37 @@ def fill(
   """Fills advantages and weights of a whole step.
 
   Args:
-    chunks: all chunks of the step, `old_logprob` filled.
+    chunks: all chunks of the step; `old_logprob` filled, and `old_value` and
+      `ref_logprob` where `config` wants them.
     config: see `CreditConfig`.
     minibatches: optimiser steps to cut the step into.
     rng: deals out the rewards in the control.
     order: deals the chunks out over the minibatches.
   """
-  rollouts = [r for chunk in chunks for r in chunk.rollouts]
-  rewards = np.array([r.reward for r in rollouts], np.float64)
-  groups = [r.group for r in rollouts]
-  if config.shuffle_rewards:
-    rewards = _shuffled(rewards, groups, rng)
-  result = advantages.group_advantages(rewards, groups, config=config.advantage)
-  by_id = {
-    r.rollout_id: (float(a), bool(active))
-    for r, a, active in zip(
-      rollouts, result.advantage, result.active, strict=True
-    )
-  }
+  given = credit.assign(
+    [(c.batch, c.rollouts) for c in chunks], config, rng=rng
+  )
   places = order.permutation(len(chunks))
   count = max(1, min(minibatches, len(chunks)))
   batches = []
   for part in np.array_split(places, count):
-    batch = concatenate([chunks[i].batch for i in part])
-    known = [by_id[name] for name in batch.rollout_ids]
-    active = np.array([a for _, a in known], bool)
-    advantage = np.array([a for a, _ in known], np.float32)
+    batch = concatenate([given.batches[i] for i in part])
+    active = [given.active[key] for key in entries(batch)]
     batches.append(
       batch.replace(
-        advantage=advantages.per_term(advantage, batch.term_rollout),
         weight=weights.term_weights(
           batch.term_rollout,
           groups=batch.groups,
           aggregation=config.aggregation,
-          active=active,
+          active=np.array(active, bool),
           constant=config.constant,
         ),
       )
     )
   return Filled(
     minibatches=tuple(batches),
-    advantage={name: a for name, (a, _) in by_id.items()},
-    statistics=result.stats,
+    advantage=given.by_rollout,
+    statistics=given.statistics,
     packing=_total([c.batch.stats for c in chunks]),
   )
 
@@ -179,12 +150,17 @@ def accounting(
 
 
 def concatenate(batches: Sequence[TreeBatch]) -> TreeBatch:
-  """Rows of several batches as one; the shorter axes are padded."""
+  """Rows of several batches as one; the shorter axes are padded.
+
+  What only serves to assign credit (`term_previous`, `term_branch`) is left out
+  when there is more than one.
+  """
   if len(batches) == 1:
     return batches[0]
   slots = max(b.tokens.shape[1] for b in batches)
   terms = max(b.term_slot.shape[1] for b in batches)
   with_routes = any(b.routes is not None for b in batches)
+  with_relay = any(b.row_offset is not None for b in batches)
   parts: dict[str, list[np.ndarray]] = {}
   rollout_ids: list[str] = []
   call_keys: list[tuple[str, str]] = []
@@ -192,6 +168,13 @@ def concatenate(batches: Sequence[TreeBatch]) -> TreeBatch:
   groups: list = []
   for batch in batches:
     arrays = batch.arrays()
+    if with_relay:
+      offset = batch.row_offset
+      if offset is None:
+        offset = np.zeros(len(batch.tokens), np.int32)
+      elif batch.tokens.shape[1] != slots:
+        raise ValueError('relayed rows cannot be made longer')
+      parts.setdefault('row_offset', []).append(offset)
     if with_routes and 'routes' not in arrays:
       raise ValueError('wanted routes in all batches or in none')
     offsets = {'term_rollout': len(rollout_ids), 'term_call': len(call_keys)}
@@ -212,6 +195,9 @@ def concatenate(batches: Sequence[TreeBatch]) -> TreeBatch:
     roles=tuple(roles),
     groups=tuple(groups),
     stats=_total([b.stats for b in batches]),
+    term_previous=None,
+    term_branch=None,
+    branches=(),
   )
 
 
@@ -231,19 +217,6 @@ def _widen(name: str, value: np.ndarray, size: int) -> np.ndarray:
   return np.concatenate([value, tail], axis=1)
 
 
-def _shuffled(
-  rewards: np.ndarray,
-  groups: Sequence[tuple[str, str]],
-  rng: np.random.Generator,
-) -> np.ndarray:
-  out = rewards.copy()
-  keys = list(dict.fromkeys(groups))
-  for key in keys:
-    index = np.array([i for i, g in enumerate(groups) if g == key])
-    out[index] = rewards[rng.permutation(index)]
-  return out
-
-
 _SUMMED = (
   'rows',
   'tokens',
@@ -252,6 +225,7 @@ _SUMMED = (
   'trees',
   'fragments',
   'repeated',
+  'relayed_rows',
   'call_tokens',
   'branch_tokens',
   'pairs',

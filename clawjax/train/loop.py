@@ -3,7 +3,8 @@
   for each step:
     collect   groups of rollouts through real harnesses; as each completes it is
               filtered, packed and scored (old log-probs) while others still run
-    update    advantages, weights, then one optimiser step per minibatch
+    update    advantages, weights, then one optimiser step per minibatch; with a
+              critic (PPO) one of its own too, and at first only that
     sync      new weights to the engine under a new policy version
     log, save metrics, rollouts, checkpoint
 
@@ -37,6 +38,10 @@ from clawjax.train import checkpoint, harvest, progress, records
 from clawjax.train import state as state_lib
 from clawjax.train.service import RolloutService
 from clawjax.train.step import Learner
+from clawjax.train.value import Critic
+from clawjax.trie import TreeBatch
+
+State = state_lib.TrainState | state_lib.ActorCriticState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,19 +119,22 @@ class Parts:
 
   Attributes:
     learner: compiled training functions.
-    state: initial training state.
+    state: initial training state; with a critic an `ActorCriticState`. Its
+      policy is also the reference of a KL.
     scheduler: the engine that serves rollouts.
     service: runs rollouts.
-    harnesses: that are trained through.
+    harnesses: that are evaluated through.
     train_tasks, eval_tasks: disjoint.
     display: for a person.
     run_dir: the run folder.
     facts: written beside each checkpoint.
     setup_s: seconds from the program's start to the loop.
+    trained: names of the harnesses that are trained through; (): all.
+    critic: the value model, wanted by credit.estimator 'value'.
   """
 
   learner: Learner
-  state: state_lib.TrainState
+  state: State
   scheduler: Scheduler
   service: RolloutService
   harnesses: Sequence[Harness]
@@ -136,10 +144,17 @@ class Parts:
   run_dir: pathlib.Path
   facts: dict[str, Any] = dataclasses.field(default_factory=dict)
   setup_s: float = 0.0
+  trained: Sequence[str] = ()
+  critic: Critic | None = None
 
 
 def train(parts: Parts, config: LoopConfig) -> pathlib.Path:
   """Runs or resumes the loop; returns the path of the report page."""
+  if (config.credit.estimator == 'value') != (parts.critic is not None):
+    raise ValueError(
+      "credit.estimator 'value' and a critic go together; got"
+      f' {config.credit.estimator!r} and critic {parts.critic}'
+    )
   store = checkpoint.Checkpoints(
     parts.run_dir / 'checkpoints', keep=config.keep_checkpoints
   )
@@ -171,11 +186,11 @@ def train(parts: Parts, config: LoopConfig) -> pathlib.Path:
 def _steps(
   parts: Parts,
   config: LoopConfig,
-  state: state_lib.TrainState,
+  state: State,
   first: int,
   store: checkpoint.Checkpoints,
   writer: metrics_lib.Writer,
-) -> state_lib.TrainState:
+) -> State:
   step_s: list[float] = []
   for step in range(first, config.steps + 1):
     clock = Clock()
@@ -222,13 +237,14 @@ def _requests(
     )
     for task in chosen
     for harness in parts.harnesses
+    if not parts.trained or harness.name in parts.trained
   ]
 
 
 def collect(
   parts: Parts,
   config: LoopConfig,
-  state: state_lib.TrainState,
+  state: State,
   requests: Sequence[GroupRequest],
   step: int,
   clock: Clock,
@@ -255,11 +271,7 @@ def collect(
           members, filter_config=config.filter, pack_config=config.pack
         )
         if chunk is not None:
-          old = parts.learner.score(state.params, chunk.batch)
-          chunk = dataclasses.replace(
-            chunk, batch=chunk.batch.replace(old_logprob=old)
-          )
-          chunks[now[0]] = chunk
+          chunks[now[0]] = _scored(parts, config, state, chunk)
 
   for group in _groups(parts, config, requests, step, ended):
     key = group[0].group
@@ -268,6 +280,20 @@ def collect(
     flush(config.collect.groups_per_chunk)
   flush(1)
   return [chunks[i] for i in sorted(chunks)], ended
+
+
+def _scored(
+  parts: Parts, config: LoopConfig, state: State, chunk: harvest.Chunk
+) -> harvest.Chunk:
+  """The chunk with what the weights before the update say of its terms."""
+  batch = chunk.batch
+  known = {'old_logprob': parts.learner.score(state.params, batch)}
+  if parts.learner.loss.kl_coef or config.credit.reward_kl_coef:
+    known['ref_logprob'] = parts.learner.score(parts.state.params, batch)
+  if parts.critic is not None:
+    assert isinstance(state, state_lib.ActorCriticState)
+    known['old_value'] = parts.critic.score(state.critic.params, batch)
+  return dataclasses.replace(chunk, batch=batch.replace(**known))
 
 
 def _key(request: GroupRequest) -> tuple[str, str]:
@@ -315,10 +341,10 @@ def _groups(
 def update(
   parts: Parts,
   config: LoopConfig,
-  state: state_lib.TrainState,
+  state: State,
   chunks: Sequence[harvest.Chunk],
   step: int,
-) -> tuple[state_lib.TrainState, dict[str, float]]:
+) -> tuple[State, dict[str, float]]:
   """All optimiser steps of one training step.
 
   Returns:
@@ -326,10 +352,12 @@ def update(
   """
   if not chunks:
     return state, {'train/optimizer_steps': 0.0}
+  critic, epochs, pretraining = parts.critic, config.epochs, False
+  if critic is not None and step <= critic.config.pretrain_steps:
+    epochs, pretraining = critic.config.pretrain_epochs, True
   sums: dict[str, list[float]] = {}
   filled = None
-  taken = 0
-  for epoch in range(config.epochs):
+  for epoch in range(epochs):
     # The rewards of the control are dealt out once, the order every epoch.
     filled = harvest.fill(
       chunks,
@@ -339,22 +367,37 @@ def update(
       order=np.random.default_rng([config.seed, 3, step, epoch]),
     )
     for batch in filled.minibatches:
-      state, numbers = parts.learner.update(state, batch)
-      taken += 1
+      state, numbers = _optimizer_step(parts, state, batch, pretraining)
       for name, value in numbers.items():
         sums.setdefault(name, []).append(value)
   assert filled is not None
   out = {f'train/{k}': float(np.mean(v)) for k, v in sums.items()}
-  # What the trainer sees of the sampler is read before anything moved.
-  for name in ('mismatch_k1', 'mismatch_k3', 'mismatch_abs', 'max_mismatch'):
-    out[f'train/{name}'] = sums[name][0]
-  out['train/first_max_ratio'] = sums['max_ratio'][0]
-  out['train/kl_k3'] = sums['moved_k3'][-1]
-  out['train/optimizer_steps'] = float(taken)
+  if not pretraining:
+    # What the trainer sees of the sampler is read before anything moved.
+    for name in ('mismatch_k1', 'mismatch_k3', 'mismatch_abs', 'max_mismatch'):
+      out[f'train/{name}'] = sums[name][0]
+    out['train/first_max_ratio'] = sums['max_ratio'][0]
+    out['train/kl_k3'] = sums['moved_k3'][-1]
+  out['train/optimizer_steps'] = float(len(sums.get('loss', ())))
   out |= {f'train/{k}': v for k, v in filled.statistics.items()}
   out |= {f'pack/{k}': v for k, v in filled.packing.items()}
   save_advantages(parts.run_dir, step, filled.advantage)
   return state, out
+
+
+def _optimizer_step(
+  parts: Parts, state: State, batch: TreeBatch, pretraining: bool
+) -> tuple[State, dict[str, float]]:
+  """One step of the policy and, where there is one, of the critic."""
+  if parts.critic is None:
+    assert isinstance(state, state_lib.TrainState)
+    return parts.learner.update(state, batch)
+  assert isinstance(state, state_lib.ActorCriticState)
+  policy, numbers = state.policy, {}
+  if not pretraining:
+    policy, numbers = parts.learner.update(policy, batch)
+  critic, more = parts.critic.fit(state.critic, batch, pretraining=pretraining)
+  return state_lib.ActorCriticState(policy, critic), numbers | more
 
 
 def save_advantages(run_dir: pathlib.Path, step: int, advantage) -> None:
@@ -387,6 +430,7 @@ def collected_metrics(
       by_harness.setdefault(r.harness, []).append(r.reward)
   for name, rewards in by_harness.items():
     out[f'reward/{name}'] = float(np.mean(rewards))
+    out[f'rollouts/valid/{name}'] = float(len(rewards))
   reports = {k: v for chunk in chunks for k, v in chunk.reports.items()}
   out |= {f'train/{k}': v for k, v in harvest.accounting(reports).items()}
   return out
@@ -445,6 +489,9 @@ def evaluate(
       trials=tuple(done),
     )
     numbers |= result.metrics('eval')
+    if len(parts.harnesses) > 1 and not greedy:
+      for name, trials_of in scores.split(done, 'harness').items():
+        numbers[f'eval/pass1/{name}'] = scores.pass1(trials_of).value
     trials += done
   run.save_trials(parts.run_dir / 'eval' / f'{when}.json', trials)
   numbers[f'time/eval_{when}_s'] = time.monotonic() - start

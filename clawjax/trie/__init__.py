@@ -5,7 +5,7 @@ filter(trie) -> Trie, report    which calls are trained, with reasons
 pack(tries)  -> TreeBatch       rows and loss terms for a training step
 """
 
-from clawjax.trie.batch import TreeBatch
+from clawjax.trie.batch import Branch, TreeBatch
 from clawjax.trie.build import build, inserted
 from clawjax.trie.filter import (
   FilterConfig,
@@ -17,6 +17,7 @@ from clawjax.trie.pack import PackConfig, pack
 from clawjax.trie.trie import Trie
 
 __all__ = [
+  'Branch',
   'FilterConfig',
   'FilterReport',
   'PackConfig',

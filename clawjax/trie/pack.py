@@ -10,7 +10,11 @@ only, so each term is counted once and a call's terms stay in one row.
   fragments                     {l0 l1 l2} {l3 l4}    common ancestor repeats
 
 Trees are placed first-fit in decreasing order of modelled cost (tokens plus
-attention pairs).
+attention pairs), for each allowed length of rows, and the cheapest length wins:
+three rows and a bit of 32k are five of 20k, not four of 32k.
+
+A path longer than a row cannot be cut. With `relay` its leaves make a tree of
+their own, laid out over several rows in a row (`TreeBatch.row_offset`).
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from clawjax.trie.batch import TreeBatch
+from clawjax.trie.batch import Branch, TreeBatch
 from clawjax.trie.build import Grower, output_ids
 from clawjax.trie.radix import ChildOrder, Layout, Radix
 from clawjax.trie.trie import Trie
@@ -37,25 +41,41 @@ class PackConfig:
 
   Attributes:
     row_tokens: T, most slots in a row.
-    row_buckets: allowed T; () stands for row_tokens and its half and quarter.
-      The smallest that holds every row is used.
+    row_buckets: allowed T; (): the multiples of row_tokens / row_steps.
+    row_steps: fewer steps mean fewer compiled programs and more padding.
     row_multiple: B is a multiple of this (data-parallel devices).
     term_multiple: E is a multiple of this.
     share: rollouts of a group share a tree.
+    share_across: those of other groups too (tasks with one system prompt; it is
+      then computed once per row and not once per task).
     fill: cut trees to fill rows while the repeated path is at most this
       fraction of the part cut off; 0: only cut what is larger than a row.
     order: order of siblings; largest first gives the fewest partial blocks.
+    relay: most rows that one tree may go on over; 1: calls whose context is
+      longer than a row are left out and counted.
   """
 
   row_tokens: int = 4096
   row_buckets: tuple[int, ...] = ()
+  row_steps: int = 16
   row_multiple: int = 1
   term_multiple: int = 64
   share: bool = True
+  share_across: bool = False
   fill: float = 0.25
   order: ChildOrder = 'largest'
+  relay: int = 1
 
   def __post_init__(self) -> None:
+    if self.row_steps < 1 or self.relay < 1:
+      raise ValueError(
+        'row_steps and relay: wanted 1 or more, got'
+        f' {self.row_steps} and {self.relay}'
+      )
+    if self.relay > 1 and self.row_tokens % 16:
+      raise ValueError(
+        f'row_tokens: wanted a multiple of 16 with relay, got {self.row_tokens}'
+      )
     if self.row_tokens < 2:
       raise ValueError(f'row_tokens: wanted 2 or more, got {self.row_tokens}')
     if self.row_buckets and max(self.row_buckets) != self.row_tokens:
@@ -89,8 +109,8 @@ def pack(
     computed twice because of cuts), 'call_tokens' and 'branch_tokens' (what
     per-call and per-branch training would compute), 'call_ratio' and
     'branch_ratio' (against 'tokens'), 'pairs' (attention pairs),
-    'too_long_calls' and 'too_long_terms' (left out: their context exceeds a
-    row).
+    'relayed_rows' (that go on with the row above), 'too_long_calls' and
+    'too_long_terms' (left out: their context exceeds `relay` rows).
   """
   if row_tokens is not None:
     changes['row_tokens'] = row_tokens
@@ -100,8 +120,8 @@ def pack(
     raise ValueError(f'wanted {len(tries)} group keys, got {len(keys)}')
   index = _Index(tries, keys)
   trees = _merge(tries, keys, index, config)
-  rows = _place(trees, config)
-  return _fill(rows, trees, index, config)
+  T, rows = _cheapest(trees, config)
+  return _fill(rows, T, trees, index, config)
 
 
 # ---- what the terms belong to ----------------------------------------------
@@ -151,11 +171,16 @@ class _Span:
   call: int
   logprob: np.ndarray
   version: np.ndarray
+  branch: Branch
 
 
 @dataclasses.dataclass
 class _Tree:
-  """A group's tree with its leaves in depth-first order."""
+  """Leaves of a group's tree, in depth-first order.
+
+  The leaves that fit a row and those that must be relayed are two `_Tree`s of
+  one radix tree, with one list of spans and of owners.
+  """
 
   radix: Radix
   leaves: list[int]
@@ -164,9 +189,11 @@ class _Tree:
   shared: np.ndarray
   spans: list[_Span]
   before: dict[int, tuple[int, int]]
-  call_tokens: int
-  too_long: tuple[int, int]
-  owner: dict[int, int] = dataclasses.field(default_factory=dict)
+  long: bool = False
+  unique: int = 0
+  call_tokens: int = 0
+  too_long: tuple[int, int] = (0, 0)
+  owner: dict[int, tuple[bool, int]] = dataclasses.field(default_factory=dict)
 
   def tokens(self, first: int, stop: int) -> int:
     """Tokens of the union of the paths to leaves first..stop-1."""
@@ -196,21 +223,24 @@ def _merge(
   members: dict[Hashable, list[int]] = {}
   for t, key in enumerate(keys):
     alone = not config.share or key == ''
-    members.setdefault(('alone', t) if alone else ('group', key), []).append(t)
-  trees = []
-  for numbers in members.values():
-    tree = _grow(tries, numbers, index, config)
-    if tree is not None:
-      trees.append(tree)
-  return trees
+    common = 'all' if config.share_across else key
+    members.setdefault(('alone', t) if alone else ('group', common), []).append(
+      t
+    )
+  return [
+    tree
+    for numbers in members.values()
+    for tree in _grow(tries, keys, numbers, index, config)
+  ]
 
 
 def _grow(
   tries: Sequence[Trie],
+  keys: Sequence[Hashable],
   numbers: list[int],
   index: _Index,
   config: PackConfig,
-) -> _Tree | None:
+) -> list[_Tree]:
   radix = Radix()
   grower = Grower(
     radix, routes=any(tries[t].routes is not None for t in numbers)
@@ -224,44 +254,99 @@ def _grow(
       call = tries[t].calls[i]
       outputs = len(output_ids(call))
       total = len(call.prompt_ids) + outputs
-      if total > config.row_tokens:
+      if total > config.row_tokens * config.relay:
         long_calls, long_terms = long_calls + 1, long_terms + outputs
         continue
       call_tokens += total
       ends[t, i] = grower.add(call)
+  branches = {}
+  for key in {keys[t] for t in numbers}:
+    own = {k: end for k, end in ends.items() if keys[k[0]] == key}
+    branches[key] = _branches(radix, own, index)
   spans = [
     span
     for (t, i), end in ends.items()
-    for span in _spans(radix, end, tries[t], i, index.number[t, i])
+    for span in _spans(
+      radix, end, tries[t], i, index.number[t, i], branches[keys[t]]
+    )
   ]
   layout = radix.layout(order=config.order)
   leaves = [c for c in layout.chunks.tolist() if not radix.children[c]]
-  if not leaves and not long_calls:
-    return None
-  paths = [radix.path(c) for c in leaves]
-  shared = [0]
-  for before, path in zip(paths, paths[1:], strict=False):
-    common = 0
+  before = _before(radix, spans, ends, index, tries)
+  owner: dict[int, tuple[bool, int]] = {}
+  found = []
+  for long in (True, False):
+    mine = [c for c in leaves if (radix.stop(c) > config.row_tokens) == long]
+    paths = [radix.path(c) for c in mine]
+    tree = _Tree(
+      radix=radix,
+      leaves=mine,
+      paths=paths,
+      length=np.array([radix.stop(c) for c in mine], np.int64),
+      shared=np.array(_shared(radix, paths), np.int64),
+      spans=spans,
+      before=before,
+      long=long,
+      owner=owner,
+    )
+    if mine or not long:
+      found.append(tree)
+  # Counted once, whichever of the two there are.
+  found[0].unique = sum(map(len, radix.tokens))
+  found[0].call_tokens = call_tokens
+  found[0].too_long = (long_calls, long_terms)
+  return found
+
+
+def _shared(radix: Radix, paths: list[list[int]]) -> list[int]:
+  """Tokens that each path shares with the one before it."""
+  shared = [0] * len(paths)
+  for number, (before, path) in enumerate(
+    zip(paths, paths[1:], strict=False), start=1
+  ):
     for a, b in zip(before, path, strict=False):
       if a != b:
         break
-      common = radix.stop(a)
-    shared.append(common)
-  return _Tree(
-    radix=radix,
-    leaves=leaves,
-    paths=paths,
-    length=np.array([radix.stop(c) for c in leaves], np.int64),
-    shared=np.array(shared[: len(leaves)], np.int64),
-    spans=spans,
-    before=_before(radix, spans, ends, index, tries),
-    call_tokens=call_tokens,
-    too_long=(long_calls, long_terms),
-  )
+      shared[number] = radix.stop(a)
+  return shared
+
+
+def _branches(
+  radix: Radix, ends: dict[tuple[int, int], int], index: _Index
+) -> list[Branch]:
+  """`Branch` of each chunk, as the calls of one group see it."""
+  members = [0] * len(radix.tokens)  # sets of rollouts as bits
+  numbers = sorted({index.number[key][0] for key in ends})
+  bit = {number: 1 << i for i, number in enumerate(numbers)}
+  for key, end in ends.items():
+    members[end] |= bit[index.number[key][0]]
+  by_depth = sorted(range(1, len(members)), key=lambda c: radix.depth[c])
+  for chunk in reversed(by_depth):
+    members[radix.parent[chunk]] |= members[chunk]
+
+  def named(bits: int) -> tuple[int, ...]:
+    return tuple(n for n in numbers if bits & bit[n])
+
+  fork = [0] * len(members)
+  found = [Branch((), ())] * len(members)
+  known: dict[tuple[int, int], Branch] = {}
+  for chunk in by_depth:
+    above = radix.parent[chunk]
+    fork[chunk] = fork[above] if members[above] == members[chunk] else above
+    bits = (members[chunk], members[fork[chunk]] if fork[chunk] else 0)
+    if bits not in known:
+      known[bits] = Branch(named(bits[0]), named(bits[1]))
+    found[chunk] = known[bits]
+  return found
 
 
 def _spans(
-  radix: Radix, end: int, trie: Trie, i: int, number: tuple[int, int]
+  radix: Radix,
+  end: int,
+  trie: Trie,
+  i: int,
+  number: tuple[int, int],
+  branches: list[Branch],
 ) -> list[_Span]:
   call = trie.calls[i]
   sample = call.sample
@@ -286,6 +371,7 @@ def _spans(
         call=number[1],
         logprob=logprob[left - take : left],
         version=np.asarray(version, np.int32)[left - take : left],
+        branch=branches[chunk],
       )
     )
     left -= take
@@ -334,15 +420,86 @@ class _Fragment:
   tokens: int
 
 
-def _place(trees: list[_Tree], config: PackConfig) -> list[list[_Fragment]]:
-  """First-fit decreasing by cost; returns the fragments of each row."""
-  rows: list[list[_Fragment]] = []
-  room: list[int] = []
+@dataclasses.dataclass
+class _Row:
+  """Fragments that stand in one row, or in `pieces` rows that go on."""
 
-  def put(row: int, tree: int, first: int, stop: int) -> None:
+  room: int
+  pieces: int = 1
+  fragments: list[_Fragment] = dataclasses.field(default_factory=list)
+
+  @property
+  def tokens(self) -> int:
+    return sum(f.tokens for f in self.fragments)
+
+
+def _cheapest(trees: list[_Tree], config: PackConfig) -> tuple[int, list[_Row]]:
+  """The length of rows with the least modelled cost, and its rows."""
+  steps = range(1, config.row_steps + 1)
+  lengths = set(
+    config.row_buckets
+    or (-(-config.row_tokens * i // config.row_steps) for i in steps)
+  )
+  if any(t.long and t.leaves for t in trees):
+    lengths = {config.row_tokens}
+  longest = max(
+    (int(t.length.max()) for t in trees if t.leaves and not t.long), default=0
+  )
+  best = None
+  allowed = sorted(length for length in lengths if length >= longest)
+  for room in allowed:
+    rows = _level(_place(trees, room, config))
+    needed = max((row.tokens for row in rows if row.pieces == 1), default=0)
+    T = next(length for length in allowed if length >= needed)
+    count = max(1, sum(row.pieces for row in rows))
+    count = -(-count // config.row_multiple) * config.row_multiple
+    pairs = sum(
+      trees[f.tree].pairs(f.first, f.stop)
+      for row in rows
+      for f in row.fragments
+    )
+    cost = (count * T + pairs / PAIRS_PER_TOKEN, -T)
+    if best is None or cost < best[0]:
+      best = (cost, T, rows)
+  assert best is not None
+  return best[1], best[2]
+
+
+def _level(rows: list[_Row]) -> list[_Row]:
+  """The same fragments dealt anew, largest first, each to the emptiest row.
+
+  First-fit puts the largest trees together, and the fullest row sets T.
+  """
+  plain = [row for row in rows if row.pieces == 1]
+  level = [_Row(row.room + row.tokens) for row in plain]
+  for fragment in sorted(
+    (f for row in plain for f in row.fragments), key=lambda f: -f.tokens
+  ):
+    row = max(level, key=lambda r: r.room)
+    row.fragments.append(fragment)
+    row.room -= fragment.tokens
+  if max((r.tokens for r in level), default=0) >= max(
+    (r.tokens for r in plain), default=0
+  ):
+    return rows
+  return [row for row in rows if row.pieces > 1] + level
+
+
+def _place(trees: list[_Tree], T: int, config: PackConfig) -> list[_Row]:
+  """First-fit decreasing by cost in rows of T slots."""
+  rows: list[_Row] = []
+
+  def put(row: _Row, tree: int, first: int, stop: int) -> None:
     tokens = trees[tree].tokens(first, stop)
-    rows[row].append(_Fragment(tree, first, stop, tokens))
-    room[row] -= tokens
+    row.fragments.append(_Fragment(tree, first, stop, tokens))
+    row.room -= tokens
+
+  def new(tree: _Tree, first: int) -> tuple[_Row, int]:
+    """An empty row, long enough, and the leaf up to which it is filled."""
+    stop = tree.fits(first, T * (config.relay if tree.long else 1))
+    pieces = -(-tree.tokens(first, stop) // T)
+    rows.append(_Row(pieces * T, pieces))
+    return rows[-1], stop
 
   def cost(tree: _Tree) -> float:
     leaves = len(tree.leaves)
@@ -350,22 +507,21 @@ def _place(trees: list[_Tree], config: PackConfig) -> list[list[_Fragment]]:
     return tree.tokens(0, leaves) + pairs
 
   order = [i for i, t in enumerate(trees) if t.leaves]
-  for number in sorted(order, key=lambda i: -cost(trees[i])):
+  # Relayed trees come first: they own what they hold of their group's calls.
+  order.sort(key=lambda i: (not trees[i].long, -cost(trees[i])))
+  for number in order:
     tree, first = trees[number], 0
     last = len(tree.leaves)
     while first < last:
       need = tree.tokens(first, last)
-      row = next((r for r, free in enumerate(room) if free >= need), -1)
-      if row >= 0:
+      row = next((r for r in rows if r.room >= need), None)
+      if row is not None:
         put(row, number, first, last)
         break
-      row = int(np.argmax(room)) if room else -1
-      stop = tree.fits(first, room[row]) if row >= 0 else first
-      if stop == first or not _worth(tree, first, stop, config):
-        rows.append([])
-        room.append(config.row_tokens)
-        row = len(rows) - 1
-        stop = tree.fits(first, config.row_tokens)
+      row = max(rows, key=lambda r: r.room, default=None)
+      stop = tree.fits(first, row.room) if row else first
+      if row is None or stop == first or not _worth(tree, first, stop, config):
+        row, stop = new(tree, first)
       put(row, number, first, stop)
       first = stop
   return rows
@@ -393,63 +549,67 @@ def bucket(count: int, multiple: int = 1) -> int:
 
 
 def _fill(
-  rows: list[list[_Fragment]],
+  rows: list[_Row],
+  T: int,
   trees: list[_Tree],
   index: _Index,
   config: PackConfig,
 ) -> TreeBatch:
-  used = [sum(f.tokens for f in row) for row in rows]
-  longest = max(used, default=0)
-  buckets = config.row_buckets or tuple(
-    -(-config.row_tokens // d) for d in (4, 2, 1)
-  )
-  T = min(b for b in buckets if b >= longest)
-  B = bucket(len(rows), config.row_multiple)
-
-  tokens = np.zeros((B, T), np.int32)
-  parent = np.full((B, T), -1, np.int32)
-  depth = np.zeros((B, T), np.int32)
-  subtree_end = np.tile(np.arange(1, T + 1, dtype=np.int32), (B, 1))
+  count = max(1, sum(row.pieces for row in rows))
+  B = -(-count // config.row_multiple) * config.row_multiple
+  offset = np.zeros(B, np.int32)
+  # Filled as one line of slots; a row and those that go on are a part of it.
+  tokens = np.zeros(B * T, np.int32)
+  parent = np.full(B * T, -1, np.int32)
+  depth = np.zeros(B * T, np.int32)
+  subtree_end = np.tile(np.arange(1, T + 1, dtype=np.int32), B)
   routes: np.ndarray | None = None
   terms: list[list[tuple[np.ndarray, _Span]]] = [[] for _ in range(B)]
-  pairs = 0
-  for r, row in enumerate(rows):
-    at = 0
-    for number, fragment in sorted(enumerate(row), key=lambda x: -x[1].tokens):
-      del number
+  pairs = first = 0
+  for row in rows:
+    offset[first : first + row.pieces] = np.arange(row.pieces) * T
+    at, base = 0, first * T
+    subtree_end[base : base + row.pieces * T] = np.arange(row.pieces * T) + 1
+    for fragment in sorted(row.fragments, key=lambda f: -f.tokens):
       tree = trees[fragment.tree]
       layout, kept = _lay_out(tree, fragment, config)
-      here = slice(at, at + fragment.tokens)
-      tokens[r, here] = layout.tokens
-      parent[r, here] = np.where(layout.parent < 0, -1, layout.parent + at)
-      depth[r, here] = layout.depth
-      subtree_end[r, here] = layout.subtree_end + at
+      here = slice(base + at, base + at + fragment.tokens)
+      tokens[here] = layout.tokens
+      parent[here] = np.where(layout.parent < 0, -1, layout.parent + at)
+      depth[here] = layout.depth
+      subtree_end[here] = layout.subtree_end + at
       pairs += int((layout.depth.astype(np.int64) + 1).sum())
       if layout.routes is not None:
         if routes is None:
-          routes = np.full((B, T, *layout.routes.shape[1:]), -1, np.int16)
-        routes[r, here] = layout.routes
-      mine = (fragment.tree, fragment.first)
+          routes = np.full((B * T, *layout.routes.shape[1:]), -1, np.int16)
+        routes[here] = layout.routes
+      mine = (tree.long, fragment.first)
       for chunk in kept:
-        tree.owner.setdefault(chunk, fragment.first)
+        tree.owner.setdefault(chunk, mine)
       for span in tree.spans:
-        if (
-          tree.owner.get(span.end) == mine[1] and layout.start[span.chunk] >= 0
-        ):
-          first = int(layout.start[span.chunk]) + span.inside + at
-          terms[r].append((np.arange(first, first + span.length), span))
+        if tree.owner.get(span.end) == mine and layout.start[span.chunk] >= 0:
+          # All terms of a call stand in the row in which the call ends.
+          last = layout.start[span.end] + len(tree.radix.tokens[span.end]) - 1
+          start = int(layout.start[span.chunk]) + span.inside + at
+          terms[first + (int(last) + at) // T].append(
+            (np.arange(start, start + span.length), span)
+          )
       at += fragment.tokens
+    first += row.pieces
 
   counts = [sum(len(slots) for slots, _ in row) for row in terms]
   E = bucket(max(counts, default=0), config.term_multiple)
+  branches = tuple(dict.fromkeys(s.branch for row in terms for _, s in row))
   batch = TreeBatch(
-    tokens=tokens,
-    parent=parent,
-    depth=depth,
-    subtree_end=subtree_end,
-    routes=routes,
-    **_term_arrays(terms, B, E),
+    tokens=tokens.reshape(B, T),
+    parent=parent.reshape(B, T),
+    depth=depth.reshape(B, T),
+    subtree_end=subtree_end.reshape(B, T),
+    routes=None if routes is None else routes.reshape(B, T, *routes.shape[1:]),
+    **_term_arrays(terms, branches, B, E),
     term_previous=_previous(terms, trees, B, E),
+    row_offset=offset if offset.any() else None,
+    branches=branches,
     rollout_ids=tuple(index.rollout_ids),
     roles=tuple(index.roles),
     groups=tuple(index.groups),
@@ -470,14 +630,19 @@ def _lay_out(
 
 
 def _term_arrays(
-  terms: list[list[tuple[np.ndarray, _Span]]], B: int, E: int
+  terms: list[list[tuple[np.ndarray, _Span]]],
+  branches: tuple[Branch, ...],
+  B: int,
+  E: int,
 ) -> dict[str, np.ndarray]:
   ints = {
     'term_slot': np.zeros((B, E), np.int32),
     'term_rollout': np.full((B, E), -1, np.int32),
     'term_call': np.full((B, E), -1, np.int32),
     'term_version': np.full((B, E), -1, np.int32),
+    'term_branch': np.full((B, E), -1, np.int32),
   }
+  number = {branch: i for i, branch in enumerate(branches)}
   floats = {
     name: np.zeros((B, E), np.float32)
     for name in (
@@ -486,6 +651,7 @@ def _term_arrays(
       'ref_logprob',
       'advantage',
       'value_target',
+      'old_value',
       'weight',
     )
   }
@@ -497,6 +663,7 @@ def _term_arrays(
       ints['term_rollout'][r, here] = span.rollout
       ints['term_call'][r, here] = span.call
       ints['term_version'][r, here] = span.version
+      ints['term_branch'][r, here] = number[span.branch]
       floats['rollout_logprob'][r, here] = span.logprob
       floats['weight'][r, here] = 1.0
       at += span.length
@@ -529,25 +696,26 @@ def _previous(
 
 
 def _stats(
-  rows: list[list[_Fragment]],
+  rows: list[_Row],
   trees: list[_Tree],
   B: int,
   T: int,
   terms: int,
   pairs: int,
 ) -> dict[str, float]:
-  tokens = sum(f.tokens for row in rows for f in row)
-  unique = sum(t.tokens(0, len(t.leaves)) for t in trees if t.leaves)
+  tokens = sum(row.tokens for row in rows)
+  unique = sum(t.unique for t in trees)
   branch = sum(int(t.length.sum()) for t in trees)
   calls = sum(t.call_tokens for t in trees)
   return {
-    'rows': len(rows),
+    'rows': sum(row.pieces for row in rows),
+    'relayed_rows': sum(row.pieces - 1 for row in rows),
     'tokens': tokens,
     'slots': B * T,
     'padding': 1 - tokens / (B * T),
     'terms': terms,
-    'trees': sum(bool(t.leaves) for t in trees),
-    'fragments': sum(len(row) for row in rows),
+    'trees': sum(t.unique > 0 for t in trees),
+    'fragments': sum(len(row.fragments) for row in rows),
     'repeated': tokens - unique,
     'call_tokens': calls,
     'branch_tokens': branch,

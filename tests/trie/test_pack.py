@@ -73,7 +73,9 @@ def check_rows(batch: trie.TreeBatch):
 
 
 @pytest.mark.parametrize('row_tokens', [56, 100, 333, 1000])
-@pytest.mark.parametrize('options', [{}, {'share': False}, {'fill': 0.0}])
+@pytest.mark.parametrize(
+  'options', [{}, {'share': False}, {'fill': 0.0}, {'share_across': True}]
+)
 def test_every_term_once_in_its_own_context(script, row_tokens, options):
   rng = np.random.default_rng(0)
   tries = [
@@ -108,6 +110,11 @@ def test_a_group_shares_its_stem(script):
   assert batch.stats['call_ratio'] == 1.5
   apart = trie.pack(tries, row_tokens=16, groups=['a', 'b'])
   assert apart.stats['tokens'] == 12
+  across = trie.pack(tries, row_tokens=16, groups=['a', 'b'], share_across=True)
+  assert across.stats['tokens'] == 8
+  assert across.groups == ('a', 'b')
+  # No group knows of the other's branches.
+  assert all(len(b.here) == 1 and not b.above for b in across.branches)
 
 
 def test_padding(script):
@@ -181,22 +188,125 @@ def test_policy_versions_are_carried_per_term(script):
 
 
 def test_shapes_come_from_few_buckets(script):
-  """Many different batches, few (B, T, E): compiled steps are reused."""
+  """Many different batches, few (T, E): compiled steps are reused."""
   rng = np.random.default_rng(3)
   shapes = set()
   for _ in range(40):
     tries = group_of(script, rng, rollouts=int(rng.integers(2, 9)), turns=4)
-    batch = trie.pack(tries, row_tokens=256, row_multiple=2)
+    batch = trie.pack(tries, row_tokens=256, row_multiple=2, row_steps=4)
     B, T = batch.tokens.shape
     assert B % 2 == 0
-    assert T in (64, 128, 256)
-    shapes.add((B, T, batch.term_slot.shape[1]))
+    assert T in (64, 128, 192, 256)
+    shapes.add((T, batch.term_slot.shape[1]))
   assert len(shapes) <= 8
+
+
+def chains(script, lengths):
+  """One trie per length, each a single call of its own group."""
+  tries = []
+  for i, length in enumerate(lengths):
+    call = script(f'r{i}')
+    call([1] * (length - 1), [2])
+    tries.append(trie.build(call.calls, group=f'g{i}'))
+  return tries
+
+
+def test_the_length_of_rows_with_the_fewest_slots_is_taken(script):
+  """Three trees of 6 in rows of up to 16: two rows of 16 or 12 hold them, but
+  three of 6 have no slot to spare."""
+  batch = trie.pack(chains(script, [6, 6, 6]), row_tokens=16)
+  assert batch.tokens.shape == (3, 6)
+  assert batch.stats['padding'] == 0
+
+
+def test_rows_are_filled_evenly(script):
+  """5 4 3 3 in two rows: first-fit in 9 would give 9 and 6; 8 and 7 fit in 8."""
+  batch = trie.pack(
+    chains(script, [5, 4, 3, 3]), row_tokens=9, row_buckets=(8, 9)
+  )
+  assert batch.tokens.shape == (2, 8)
+  assert batch.stats['tokens'] == 15
+
+
+def test_fewer_steps_mean_fewer_lengths(script):
+  """Of 4 8 12 16 the smallest that holds 9 is 12."""
+  batch = trie.pack(chains(script, [9]), row_tokens=16, row_steps=4)
+  assert batch.tokens.shape == (1, 12)
+
+
+def test_rows_are_not_rounded_up(script):
+  """Nine full rows are nine rows; only row_multiple adds empty ones."""
+  tries = chains(script, [8] * 9)
+  options = {'row_tokens': 8, 'row_buckets': (8,)}
+  assert trie.pack(tries, **options).tokens.shape == (9, 8)
+  assert trie.pack(tries, row_multiple=4, **options).tokens.shape == (12, 8)
+
+
+def test_a_relayed_tree_takes_rows_in_a_row(script):
+  """A path of 20 in rows of 16: slots 16 to 19 stand in the second row, and so
+  do the terms of the call that ends there, one of them in slot 15."""
+  call = script()
+  call([1] * 15, [2, 3, 4, 5, 6])
+  tries = [trie.build(call.calls)]
+  assert trie.pack(tries, row_tokens=16).stats['too_long_calls'] == 1
+  batch = trie.pack(tries, row_tokens=16, relay=2)
+  assert batch.tokens.shape == (2, 16)
+  assert batch.row_offset.tolist() == [0, 16]
+  assert batch.stats['relayed_rows'] == 1
+  assert batch.stats['too_long_calls'] == 0
+  assert batch.tokens[1, :4].tolist() == [3, 4, 5, 6]
+  assert batch.parent[1, :5].tolist() == [15, 16, 17, 18, -1]
+  assert batch.depth[1, :5].tolist() == [16, 17, 18, 19, 0]
+  assert batch.subtree_end[0].tolist() == [20] * 16
+  assert batch.subtree_end[1, :5].tolist() == [20, 20, 20, 20, 21]
+  assert not batch.mask[0].any()
+  assert batch.term_slot[batch.mask].tolist() == [15, 16, 17, 18, 19]
+
+
+def test_short_calls_stay_out_of_the_relay_unless_it_holds_them(script):
+  """The first call is a part of the long path, the other ends beside it."""
+  call = script()
+  call([1] * 6, [2])
+  call([*[1] * 6, 2, *[3] * 12], [4])
+  call([1] * 6, [5, 5])
+  batch = trie.pack([trie.build(call.calls)], row_tokens=16, relay=2)
+  assert batch.stats['terms'] == 4
+  rows = {
+    batch.call_keys[c][1]: int(r)
+    for r, c in zip(
+      np.nonzero(batch.mask)[0], batch.term_call[batch.mask], strict=True
+    )
+  }
+  assert rows['c0'] == 0 and rows['c1'] == 1
+  assert batch.stats['call_tokens'] == 7 + 20 + 8
+
+
+def test_branches(script):
+  """Who holds a token, and who holds the fork above it:
+
+  1 2 - 3 - 4    r0
+         \\ 5    r1
+  """
+  tries = []
+  for r, last in enumerate((4, 5)):
+    call = script(f'r{r}')
+    call([1, 2], [3, last])
+    tries.append(trie.build(call.calls, group='task'))
+  batch = trie.pack(tries, row_tokens=16)
+  names = batch.rollout_ids
+  found = {}
+  for b, e in np.argwhere(batch.mask):
+    here, above = batch.branches[batch.term_branch[b, e]]
+    token = int(batch.tokens[b, batch.term_slot[b, e]])
+    found[token] = ({names[i] for i in here}, {names[i] for i in above})
+  both = {'r0', 'r1'}
+  assert found == {3: (both, set()), 4: ({'r0'}, both), 5: ({'r1'}, both)}
+  assert (batch.term_branch[~batch.mask] == -1).all()
 
 
 def test_no_tries_and_nothing_trained(script):
   batch = trie.pack([], row_tokens=64)
-  assert batch.tokens.shape == (1, 16)
+  assert batch.tokens.shape == (1, 4)
   assert not batch.mask.any()
   call = script()
   call([1], [2], status='error')
@@ -209,7 +319,7 @@ def test_rows_and_arrays(script):
   tries = group_of(script, np.random.default_rng(4), rollouts=6)
   batch = trie.pack(tries, row_tokens=60)
   part = batch.rows(slice(0, 1))
-  assert part.tokens.shape == (1, 60)
+  assert part.tokens.shape == (1, batch.tokens.shape[1])
   assert part.rollout_ids == batch.rollout_ids
   assert set(batch.arrays()) == set(trie.batch.ARRAYS) - {'routes'}
 

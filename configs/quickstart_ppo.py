@@ -1,0 +1,27 @@
+"""The quickstart with PPO: a value model says what to expect of a task.
+
+  launch/run.sh --config=configs/quickstart_ppo.py
+
+As many rollouts per step as the quickstart, but each of another task (54 tasks
+once instead of 9 tasks six times), since no group is needed. The first step only
+fits the value model; its rollouts count in the budget like all others.
+"""
+
+from configs import quickstart
+
+
+def get_config():
+  """The quickstart's loop with advantages from a critic."""
+  c = quickstart.get_config()
+  c.name = 'quickstart_ppo'
+  c.loop.collect.tasks = 54
+  c.loop.collect.group = 1
+  c.loop.collect.groups_per_chunk = 12
+  c.loop.pack.share_across = True  # one system prompt for all tasks
+  c.loop.credit.estimator = 'value'
+  c.loop.credit.whiten = True
+  c.critic.pretrain_steps = 1
+  c.critic.pretrain_epochs = 6
+  c.critic.optim.learning_rate = 1e-3
+  c.critic.optim.b2 = 0.95
+  return c
