@@ -46,6 +46,7 @@ from clawjax.train import (
   step,
 )
 from clawjax.train import state as state_lib
+from clawjax.train import value as value_lib
 
 DATA = pathlib.Path(__file__).with_name('train') / 'data'
 # Keys that a resumed run may change; the rest would make it another run.
@@ -272,6 +273,7 @@ class Experiment:
   forward: step.ForwardConfig = step.ForwardConfig()
   loss: grpo.PolicyLossConfig = grpo.PolicyLossConfig()
   optim: state_lib.OptimConfig = state_lib.OptimConfig()
+  critic: value_lib.CriticConfig = value_lib.CriticConfig()
   loop: loop.LoopConfig = loop.LoopConfig()
   expert: ExpertSection = ExpertSection()
   sft: sft.SftConfig = sft.SftConfig()
@@ -547,9 +549,17 @@ def _loop_parts(
     forward=experiment.forward,
     loss=experiment.loss,
   )
+  state: loop.State = state_lib.init(params, learner.optimizer)
+  critic = None
+  if experiment.loop.credit.estimator == 'value':
+    critic = value_lib.Critic(
+      model, experiment.critic, forward=experiment.forward
+    )
+    state = state_lib.ActorCriticState(state, critic.init(params))
   return loop.Parts(
     learner=learner,
-    state=state_lib.init(params, learner.optimizer),
+    state=state,
+    critic=critic,
     scheduler=scheduler,
     service=rollouts,
     harnesses=harnesses,
