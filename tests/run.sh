@@ -7,9 +7,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 slow=
-[ "${RUN_SLOW:-}" = 1 ] && slow='openclaw? qwen_code? opencode? mini_swe?'
+[ "${RUN_SLOW:-}" = 1 ] && slow='qwen_code? opencode? mini_swe?'
 launch/setup.sh "train,harness,dev${CLAWJAX_EXTRAS:+,$CLAWJAX_EXTRAS}" \
-  bwrap pi 'claude_code?' 'codex?' $slow ${CLAWJAX_TOOLS:-}
+  bwrap pi 'claude_code?' 'codex?' 'openclaw?' $slow ${CLAWJAX_TOOLS:-}
 venv=${CLAWJAX_VENV:-.venv}
 case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
 export PATH=$venv/bin:$PATH

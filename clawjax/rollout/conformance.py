@@ -7,8 +7,10 @@ Runs the real program on this machine (no sandbox, empty HOME and workspace,
 loopback only) against a scripted model, through some twenty calls with tool
 use, thinking, text around calls, JSON spelled in odd ways, unicode, white space
 and parallel calls. Printed: version, calls, breaks by cause, roles, and the
-delivered-token fraction. Status 1 when a prompt claims to extend an answer and
-does not, or when tokens are missing without a retry being the cause.
+delivered-token fraction. Status 1 when the program did not get to the end of
+the script, when a prompt claims to extend an answer and does not, or when
+tokens are missing without a retry being the cause. With
+`--bodies DIR` every request body is kept, to see what a harness changed.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ import json
 import pathlib
 import sys
 import tempfile
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from clawjax import errors, harness
+from clawjax import errors, harness, types
 from clawjax.chat import tokenizers
 from clawjax.proxy import accounting, app, scripted, serve
+from clawjax.sandbox import base
 
 # Tool that runs a shell command, the name of its argument, what else it wants.
 SHELLS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -77,21 +82,30 @@ def script(name: str) -> list[dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """One row of the table."""
+  """One row of the table.
+
+  Attributes:
+    harness, version, dialect: what ran.
+    ended: it came to the end of the script and ended by itself.
+    returncode: its exit status.
+    account: where the sampled tokens went.
+    normalised: names of the rules that changed something.
+  """
 
   harness: str
   version: str
   dialect: str
+  ended: bool
   returncode: int
   account: accounting.Account
   normalised: tuple[str, ...]
 
   @property
   def ok(self) -> bool:
-    """Whether nothing is missing but what a retry replaced."""
+    """Whether it ended, with nothing missing but what a retry replaced."""
     lost = set(self.account.missing) - {'retry'}
     lost = {cause for cause in lost if not cause.startswith('role: ')}
-    return not self.account.inexact and not lost and self.account.sampled > 0
+    return self.ended and not self.account.inexact and not lost
 
   def json(self) -> dict[str, Any]:
     """For `--json`."""
@@ -102,10 +116,96 @@ class Report:
     }
 
 
+def keeping(serve_app: Any, folder: pathlib.Path) -> Any:
+  """An app that writes each request's body to NNN.json before serving it."""
+  folder.mkdir(parents=True, exist_ok=True)
+  count = 0
+
+  async def kept(scope: Any, receive: Any, send: Any) -> None:
+    nonlocal count
+    path = folder / f'{count:03d}.json'
+    count += 1
+
+    async def read() -> Any:
+      message = await receive()
+      if body := message.get('body'):
+        with path.open('ab') as file:
+          file.write(body)
+      return message
+
+    await serve_app(scope, read, send)
+
+  return kept
+
+
+class Driven(NamedTuple):
+  """What came of a harness's run.
+
+  Attributes:
+    calls: as recorded.
+    returncode: of the last process; 124 when it was killed.
+    ended: that status means that it ended by itself.
+  """
+
+  calls: tuple[types.Call, ...]
+  returncode: int
+  ended: bool
+
+
+async def drive(
+  made: Any,
+  answers: Sequence[Any],
+  turns: Sequence[str] = (PROMPT,),
+  *,
+  timeout_s: float = 300.0,
+  bodies: str = '',
+  files: Mapping[str, str] = MappingProxyType({}),
+) -> Driven:
+  """Runs an installed harness against scripted answers.
+
+  Args:
+    made: the harness.
+    answers: as in `proxy.scripted`.
+    turns: user messages of one session, one process each.
+    timeout_s: after which a process is killed.
+    bodies: folder for the request bodies, '' for none.
+    files: relative path -> text, in the workspace before it starts.
+  """
+  tokenizer = tokenizers.load('tiny')
+  client = scripted.ScriptedClient(answers, tokenizer, window=262144)
+  proxy = app.Proxy(client, tokenizer)
+  session = proxy.open(
+    f'conformance/{made.name}',
+    rules=tuple(made.rules),
+    metadata={'instruction': turns[0]},
+  )
+  face = keeping(proxy.app, pathlib.Path(bodies)) if bodies else proxy.app
+  with (
+    tempfile.TemporaryDirectory() as home,
+    tempfile.TemporaryDirectory() as workspace,
+  ):
+    for name, text in files.items():
+      pathlib.Path(workspace, name).write_text(text)
+    async with serve.serve(face) as url:
+      plan = made.plan(turns, base_url=url + session.path)
+      code = await _run_plan(plan, home, workspace, timeout_s)
+      await proxy.settle(session.id)
+  return Driven(proxy.calls(session.id), code, code in plan.ok_codes)
+
+
 async def run(
-  name: str, options: dict[str, Any], *, timeout_s: float = 300.0
+  name: str,
+  options: dict[str, Any],
+  *,
+  timeout_s: float = 300.0,
+  bodies: str = '',
 ) -> Report:
   """Drives a harness through the script.
+
+  Args:
+    name: of the harness.
+    options: of its adapter.
+    timeout_s, bodies: see `drive`.
 
   Raises:
     HarnessError: it is unknown or not installed.
@@ -113,28 +213,15 @@ async def run(
   made = harness.load(name, **options)
   if not made.installed():
     made.install()
-  tokenizer = tokenizers.load('tiny')
-  client = scripted.ScriptedClient(script(name), tokenizer, window=262144)
-  proxy = app.Proxy(client, tokenizer)
-  session = proxy.open(
-    f'conformance/{name}',
-    rules=tuple(made.rules),
-    metadata={'instruction': PROMPT},
+  answers = script(name)
+  calls, code, ended = await drive(
+    made, answers, timeout_s=timeout_s, bodies=bodies
   )
-  with (
-    tempfile.TemporaryDirectory() as home,
-    tempfile.TemporaryDirectory() as w,
-  ):
-    async with serve.serve(proxy.app) as url:
-      code = await _run_plan(
-        made.plan([PROMPT], base_url=url + session.path), home, w, timeout_s
-      )
-      await proxy.settle(session.id)
-  calls = proxy.calls(session.id)
   return Report(
-    harness=name,
+    harness=made.name,
     version=made.version,
     dialect=made.dialect,
+    ended=ended and len(calls) >= len(answers),
     returncode=code,
     account=accounting.account(calls),
     normalised=tuple(sorted({n for c in calls for n in c.normalised})),
@@ -144,15 +231,21 @@ async def run(
 async def _run_plan(
   plan: Any, home: str, workspace: str, timeout_s: float
 ) -> int:
+  inside = {
+    base.WORKSPACE: workspace,
+    base.HOME: home,
+    **{mount: outside for outside, mount in plan.readonly},
+  }
+
   def host(text: str) -> str:
-    for outside, inside in plan.readonly:
-      text = text.replace(inside, outside)
-    return text.replace('/workspace', workspace)
+    for mount, outside in inside.items():
+      text = text.replace(mount, outside)
+    return text
 
   for name, content in plan.files.items():
     path = pathlib.Path(home, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content.replace(b'/workspace', workspace.encode()))
+    path.write_text(host(content.decode()))
   env = {k: host(v) for k, v in plan.env.items()}
   env.setdefault('PATH', '/usr/local/bin:/usr/bin:/bin')
   code = 0
@@ -168,6 +261,7 @@ async def _run_plan(
       code = await asyncio.wait_for(process.wait(), timeout_s)
     except TimeoutError:
       process.kill()
+      await process.wait()
       return 124
   return code
 
@@ -189,6 +283,7 @@ def main() -> int:
   parser.add_argument('--option', action='append', default=[], help='K=V')
   parser.add_argument('--json', action='store_true')
   parser.add_argument('--timeout', type=float, default=300.0, help='seconds')
+  parser.add_argument('--bodies', default='', help='folder for request bodies')
   args = parser.parse_args()
   name, _, version = args.harness.partition('@')
   try:
@@ -203,7 +298,9 @@ def main() -> int:
         'third_party/harnesses and run this again'
       )
     options = dict(_option(o) for o in args.option)
-    report = asyncio.run(run(name, options, timeout_s=args.timeout))
+    report = asyncio.run(
+      run(name, options, timeout_s=args.timeout, bodies=args.bodies)
+    )
   except errors.ClawjaxError as e:
     print(f'conformance: {e}', file=sys.stderr)
     return 2

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import multiprocessing
 import os
@@ -101,6 +102,8 @@ async def _serve(pipe: Any, options: dict[str, Any]) -> None:
   )
   loop = asyncio.get_running_loop()
   process = psutil.Process()
+  gc.collect()
+  gc.freeze()  # As `python -m clawjax.proxy` does.
   async with serve.serve(proxy.app) as url:
     pipe.send(url)
     while True:
@@ -266,6 +269,17 @@ async def _run(pipe: Any, args: argparse.Namespace) -> dict[str, Any]:
   }
 
 
+def _qwen3() -> tuple[str, str]:
+  """Qwen3's tokenizer, or the tiny one and the reason."""
+  from clawjax.errors import HarnessError
+  from tests.bench import qwen3
+
+  try:
+    return f'hf:{qwen3.path()}', ''
+  except HarnessError as e:
+    return 'tiny', str(e)
+
+
 def main() -> None:
   """Command line: see the top of the file."""
   parser = argparse.ArgumentParser(description=__doc__)
@@ -273,7 +287,9 @@ def main() -> None:
   parser.add_argument('--sessions', type=int, default=32)
   parser.add_argument('--turns', type=int, default=50)
   parser.add_argument('--words', type=int, default=170, help='per tool result')
-  parser.add_argument('--tokenizer', default='tiny')
+  parser.add_argument(
+    '--tokenizer', default='qwen3', help='qwen3 (fetched once), tiny, hf:PATH'
+  )
   parser.add_argument('--record-dir', default='', help="'': a temporary one")
   parser.add_argument('--uvloop', action='store_true')
   args = parser.parse_args()
@@ -282,8 +298,11 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as folder:
     context = multiprocessing.get_context('spawn')
     ours, theirs = context.Pipe()
+    tokenizer, note = args.tokenizer, ''
+    if tokenizer == 'qwen3':
+      tokenizer, note = _qwen3()
     options = {
-      'tokenizer': args.tokenizer,
+      'tokenizer': tokenizer,
       'record_dir': args.record_dir or folder,
       'uvloop': args.uvloop,
     }
@@ -295,6 +314,8 @@ def main() -> None:
       server.join(5)
       if server.is_alive():
         server.terminate()
+  if note:
+    result |= {'tokenizer': 'tiny', 'note': note}
   if args.json:
     print(json.dumps(result))
   else:

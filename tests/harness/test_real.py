@@ -29,11 +29,11 @@ FAST = [
   ('pi', {'dialect': 'responses', 'lean': True, 'tools': ('bash',)}),
   ('claude_code', {'variant': 'bare'}),
   ('codex', {'variant': 'trimmed'}),
+  ('openclaw', {'variant': 'lean'}),
 ]
 SLOW = [
   ('claude_code', {}),
   ('codex', {}),
-  ('openclaw', {'variant': 'lean'}),
   ('openclaw', {}),
   ('openclaw', {'variant': 'lean', 'dialect': 'responses'}),
   ('qwen_code', {}),

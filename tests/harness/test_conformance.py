@@ -1,0 +1,103 @@
+"""Twenty-one calls of each real program: every sampled token is delivered."""
+
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from clawjax import harness
+from clawjax.proxy import accounting
+from clawjax.rollout import conformance
+from tests.harness.test_real import ids, installed
+
+FAST = [
+  ('pi', {}),
+  ('claude_code', {'variant': 'bare'}),
+  ('codex', {'variant': 'trimmed'}),
+  ('openclaw', {'variant': 'lean'}),
+]
+SLOW = [
+  ('pi', {'dialect': 'messages'}),
+  ('pi', {'dialect': 'responses'}),
+  ('claude_code', {}),
+  ('codex', {}),
+  ('openclaw', {}),
+  ('openclaw', {'dialect': 'messages'}),
+  ('openclaw', {'dialect': 'responses'}),
+  ('qwen_code', {}),
+  ('opencode', {}),
+  ('opencode', {'dialect': 'messages'}),
+  ('opencode', {'dialect': 'responses'}),
+  ('mini_swe', {}),
+]
+
+
+async def check(name, options):
+  found = installed(name, options)
+  report = await conformance.run(name, options, timeout_s=900)
+  account = report.account
+  assert report.version == found.version and report.returncode == 0
+  assert account.calls == 21 and account.roles == {'main': 21}
+  assert account.delivered == account.sampled > 0, account.missing
+  assert (account.breaks, account.inexact) == ({}, 0)
+
+
+@pytest.mark.parametrize('case', FAST, ids=ids)
+async def test_fast(case):
+  await check(*case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('case', SLOW, ids=ids)
+async def test_slow(case):
+  await check(*case)
+
+
+QUITTER = """
+import json, pathlib, sys, urllib.request
+body = json.dumps({'messages': [{'role': 'user', 'content': sys.argv[2]}]})
+urllib.request.urlopen(urllib.request.Request(
+  sys.argv[1] + '/v1/chat/completions', body.encode(),
+  {'Content-Type': 'application/json'})).read()
+assert pathlib.Path('notes.txt').read_text() == 'a note'
+sys.exit(3)
+"""
+
+
+async def test_a_program_that_stops_early_is_seen(tmp_path):
+  script = tmp_path / 'quitter.py'
+  script.write_text(QUITTER)
+  made = harness.load(
+    'template',
+    name='quitter',
+    dialect='chat',
+    argv=(sys.executable, str(script), '{base_url}', '{prompt}'),
+    fixed_version='1',
+  )
+  calls, code, ended = await conformance.drive(
+    made,
+    ['one', 'two'],
+    bodies=str(tmp_path / 'bodies'),
+    files={'notes.txt': 'a note'},
+  )
+  assert (code, ended) == (3, False)
+  assert [c.text for c in calls] == ['one']
+  (kept,) = (tmp_path / 'bodies').iterdir()
+  said = json.loads(kept.read_text())['messages']
+  assert said == [{'role': 'user', 'content': conformance.PROMPT}]
+
+  report = conformance.Report(
+    harness='quitter',
+    version='1',
+    dialect='chat',
+    ended=True,
+    returncode=0,
+    account=accounting.account(calls),
+    normalised=(),
+  )
+  assert report.ok
+  assert not dataclasses.replace(report, ended=False).ok
+  for cause, fine in (('retry', True), ('role: side', True), ('error', False)):
+    lost = dataclasses.replace(report.account, missing={cause: 4})
+    assert dataclasses.replace(report, account=lost).ok is fine
