@@ -70,7 +70,9 @@ async def collect(fleet, requests, **options):
 
 
 async def ask(path, key, *said):
-  """One chat call over the socket, asked again once when it breaks.
+  """One chat call over the socket; the text, or None when it is refused twice.
+
+  Asks again for a while when nobody listens, as harnesses do.
 
   Args:
     path: of the socket.
@@ -87,7 +89,8 @@ async def ask(path, key, *said):
     'Content-Type: application/json\r\nConnection: close\r\n'
     f'Content-Length: {len(body)}\r\n\r\n'
   )
-  for attempt in range(2):
+  refused = 0
+  for _ in range(200):
     try:
       reader, writer = await asyncio.open_unix_connection(path)
       writer.write(head.encode() + body)
@@ -97,9 +100,12 @@ async def ask(path, key, *said):
       reply.begin()
       if reply.status == 200:
         return json.loads(reply.read())['choices'][0]['message']['content']
+      refused += 1
+      if refused == 2:
+        return None
     except (OSError, client.HTTPException):
-      pass
-    await asyncio.sleep(0.01 * (attempt + 1))
+      pass  # nobody there, or cut off in the middle
+    await asyncio.sleep(0.02)
   return None
 
 
