@@ -19,7 +19,7 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from clawjax import types
 from clawjax.harness import Harness
@@ -283,7 +283,10 @@ class Fleet:
       for done in asyncio.as_completed(jobs):
         yield await done
     finally:
-      left = [*jobs, *(m for g in groups for m in g.members)]
+      left: list[asyncio.Future[Any]] = [
+        *jobs,
+        *(m for g in groups for m in g.members),
+      ]
       for job in left:
         job.cancel()
       await asyncio.gather(*left, return_exceptions=True)
@@ -325,7 +328,8 @@ class _Batch:
       return group.rollouts()
     finally:
       # Nobody waits here for surplus ones to clean up: `run_groups` does.
-      for job in (full, everyone, *group.members):
+      left: list[asyncio.Future[Any]] = [full, everyone, *group.members]
+      for job in left:
         job.cancel()
 
   async def _member(self, group: _Group, index: int) -> None:
