@@ -6,10 +6,13 @@ A scripted expert, right about one time in three, plays generated tasks through
 the real pi agent in its sandbox; the proxy captures the trajectories as it would
 a teacher model's. A fresh 2.0 M-parameter Qwen3-MoE learns to copy names in
 drills, is fitted to the captured model tokens, then evaluated on tasks not
-seen, sampled and greedy. Muon finds copying about three times as fast as AdamW did.
-The expert errs at its decision points (wrong file,
+seen, sampled and greedy. The expert errs at its decision points (wrong file,
 wrong order, wrong column, stopping early), so the model starts out knowing the
 moves but not which are right.
+
+About 12 minutes of capture and 27 of training on two busy cores; Pass@1 0.288
+sampled, 0.526 greedy. With Muon the drills reach a loss of 0.03 in 400 steps;
+AdamW at 3e-3 had 1.2 after 700.
 """
 
 from clawjax import experiment
