@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import json
+import os
 import pathlib
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -256,13 +259,16 @@ async def _run_plan(
       cwd=workspace,
       stdin=asyncio.subprocess.DEVNULL,
       stdout=asyncio.subprocess.DEVNULL,
+      start_new_session=True,
     )
     try:
       code = await asyncio.wait_for(process.wait(), timeout_s)
     except TimeoutError:
-      process.kill()
-      await process.wait()
       return 124
+    finally:  # With all that it has started, OpenClaw's agent for one.
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+      await process.wait()
   return code
 
 
