@@ -5,7 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from clawjax import trie
 from clawjax.kernels import pallas_tree, tree_attention
+from clawjax.models import qwen3
+from clawjax.train import rows as rows_lib
+from clawjax.types import Call, Sample
 
 
 @pytest.mark.parametrize(('H', 'K'), [(2, 2), (4, 2)])
@@ -38,10 +42,48 @@ def test_too_few_pairs_are_an_error_not_garbage(ends):
   with pytest.raises(ValueError, match='at most 9'):
     pallas_tree.check_pairs(end, block=8, pairs=9)
   x = jnp.ones((1, 32, 1, 8))
-  out = pallas_tree.pallas_attention(
-    x, x, x, jnp.asarray(end), scale=1.0, block=8, pairs=9, interpret=True
-  )
-  assert np.isnan(out).all()
+
+  def run(end, pairs):
+    return tree_attention(
+      x, x, x, end, impl='pallas_interpret', block=8, pairs=pairs
+    )
+
+  with pytest.raises(ValueError, match='at most 9'):
+    run(jnp.asarray(end), 9)
+  # A traced tree cannot raise: the whole output is nan, never half of it.
+  traced = jax.jit(run, static_argnums=1)
+  assert np.isnan(traced(end, 9)).all()
+  np.testing.assert_allclose(traced(end, 10), 1.0, atol=1e-6)
+
+
+def test_a_batch_with_too_many_pairs_is_refused_before_it_runs():
+  """Rows of two blocks of 512, causal: 3 pairs each."""
+  rows = trie.pack(
+    [
+      trie.build(
+        [
+          Call(
+            'c', f'r{i}', 0, np.zeros(1000, np.int32),
+            Sample(np.ones(2, np.int32), np.zeros(2, np.float32), 'stop'),
+          )
+        ]
+      )
+      for i in range(2)
+    ],
+    row_tokens=1024,
+    row_buckets=(1024,),
+  )  # fmt: skip
+  model = qwen3.Config.tiny(vocab=16)
+
+  def first(pairs):
+    setting = rows_lib.Setting(
+      model, rows_lib.ForwardConfig(rows=2, pairs=pairs)
+    )
+    return next(rows_lib.microbatches(rows, setting))
+
+  assert len(first(6)[0]) == 2
+  with pytest.raises(ValueError, match='at most 5'):
+    first(5)
 
 
 def test_pairs_on_the_host_equal_pairs_on_the_device(ends):
