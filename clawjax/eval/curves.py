@@ -152,11 +152,29 @@ def charted() -> set[str]:
 
 
 def curves(run: folder_lib.RunFolder) -> str:
-  """Reward, entropy, KL and delivered tokens."""
-  grid = _grid(run, _CURVES)
+  """Reward, entropy, KL and delivered tokens; rewards by harness."""
+  grid = _grid(run, (*_CURVES, *_by_harness(run)))
   return page.section(
     'Curves', grid or '<p class="cap">No training step was logged.</p>'
   )
+
+
+def _by_harness(run: folder_lib.RunFolder) -> list[_Chart]:
+  """Charts with a line per harness, where there are several."""
+  charts = []
+  for title, prefix, marks in (
+    ('Reward by harness', 'reward/', False),
+    ('Pass@1 by harness', 'eval/pass1/', True),
+  ):
+    lines = [
+      _Line(name, name.removeprefix(prefix), marks)
+      for name in sorted(run.metric_names())
+      if name.startswith(prefix)
+    ]
+    if len(lines) > 1:
+      note = 'unseen tasks, sampled' if marks else 'training batch'
+      charts.append(_Chart(title, lines, note, low=0.0, high=1.0))
+  return charts
 
 
 def diagnostics(run: folder_lib.RunFolder) -> str:

@@ -12,6 +12,8 @@ a rollout is never taken for the policy's own.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +22,48 @@ import numpy as np
 from clawjax import errors, types
 
 EXPERT_VERSION = -1
+
+
+# Harness -> its tool that runs a shell command, and that tool's argument.
+SHELLS = {
+  'pi': ('bash', 'command'),
+  'agent_loop': ('bash', 'command'),
+  'claude_code': ('Bash', 'command'),
+  'codex': ('exec_command', 'cmd'),
+  'openclaw': ('exec', 'command'),
+  'mini_swe': ('bash', 'command'),
+}
+
+
+def spoken(turns: Sequence[types.Message], harness: str) -> list[types.Message]:
+  """Turns that call `bash`, in the words of a harness's own shell tool.
+
+  Args:
+    turns: each call is of `bash` with the one argument `command`.
+    harness: its name; a variant ('codex_trimmed') speaks as its harness does.
+
+  Raises:
+    HarnessError: its shell tool is not known here.
+  """
+  known = [name for name in SHELLS if harness.startswith(name)]
+  if not known:
+    raise errors.HarnessError(
+      f'the scripted expert does not know the shell tool of {harness}; it'
+      f' knows those of {", ".join(SHELLS)}'
+    )
+  tool, argument = SHELLS[max(known, key=len)]
+  return [
+    dataclasses.replace(
+      turn,
+      calls=tuple(
+        types.ToolCall(
+          tool, json.dumps({argument: json.loads(c.arguments)['command']})
+        )
+        for c in turn.calls
+      ),
+    )
+    for turn in turns
+  ]
 
 
 def turn_text(turn: types.Message) -> str:

@@ -1,9 +1,11 @@
 """The rollout side of a run: one event loop in a thread of its own.
 
 The trainer is ordinary blocking code; proxy, fleet and sandboxes are asyncio.
-`RolloutService` keeps them apart: it serves the proxy on a Unix socket, runs
-groups, and hands them to the trainer one by one as each completes, so that
-packing and scoring go on while slower rollouts still run.
+`RolloutService` keeps them apart: it runs groups and hands them to the trainer
+one by one as each completes, so that packing and scoring go on while slower
+rollouts still run. Where they run is the config's choice: here, with the proxy
+on a Unix socket, or on a Ray cluster, with a proxy on each node that asks this
+process for samples.
 """
 
 from __future__ import annotations
@@ -18,20 +20,58 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from clawjax import errors, types
 from clawjax.harness import Harness
 from clawjax.proxy import serve as serve_lib
 from clawjax.proxy.app import Proxy
 from clawjax.rollout import fleet as fleet_lib
+from clawjax.rollout import hosts as hosts_lib
+from clawjax.rollout import ray_runner as ray_lib
+from clawjax.rollout import reaper as reaper_lib
 from clawjax.rollout import run as run_lib
+from clawjax.rollout import straggler as straggler_lib
+from clawjax.rollout import worker as worker_lib
 from clawjax.sandbox import base
 from clawjax.tasks import scoring
 
 T = TypeVar('T')
 # So many faults and not one good rollout since the start end the run.
 HOPELESS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class FleetConfig:
+  """Where rollouts run, and how they share it.
+
+  Attributes:
+    kind: 'local' (this process) or 'ray' (the nodes of a cluster).
+    memory_mib: for all rollouts of one host together; None: four fifths of
+      what it has to give.
+    straggler: what to do about the slowest, see `rollout.straggler`.
+    ray: which cluster, see `rollout.ray_runner`.
+  """
+
+  kind: Literal['local', 'ray'] = 'local'
+  memory_mib: int | None = None
+  straggler: straggler_lib.StragglerConfig = straggler_lib.StragglerConfig()
+  ray: ray_lib.RayConfig = ray_lib.RayConfig()
+
+  def __post_init__(self):
+    if self.kind not in ('local', 'ray'):
+      raise ValueError(
+        f"fleet.kind: wanted 'local' or 'ray', got {self.kind!r}"
+      )
+    if self.memory_mib is not None and self.memory_mib < 1:
+      raise ValueError(
+        f'fleet.memory_mib: wanted at least 1, got {self.memory_mib}'
+      )
+
+  @property
+  def memory_bytes(self) -> int | None:
+    """`memory_mib` in bytes."""
+    return self.memory_mib and self.memory_mib * base.MIB
 
 
 class RolloutService:
@@ -45,6 +85,12 @@ class RolloutService:
     run_seed: part of every sampling seed.
     limits: of one rollout.
     concurrency: rollouts side by side.
+    fleet: where they run.
+    backend_spec: name and options of the backend, for workers elsewhere.
+
+  Attributes:
+    probe: what the sandboxes can do.
+    counts: of the fleet, see `rollout.fleet.Fleet`.
   """
 
   def __init__(
@@ -57,9 +103,13 @@ class RolloutService:
     run_seed: int = 0,
     limits: run_lib.RolloutLimits | None = None,
     concurrency: int = 8,
+    fleet: FleetConfig | None = None,
+    backend_spec: tuple[str, dict[str, Any]] | None = None,
   ):
     self._proxy = proxy
-    self._backend = backend
+    self._backend = reaper_lib.Reaper(backend)
+    self._fleet = fleet or FleetConfig()
+    self._backend_spec = backend_spec or (backend.name, {})
     self._harnesses = harnesses
     self._run_dir = run_dir
     self._run_seed = run_seed
@@ -71,6 +121,11 @@ class RolloutService:
     )
     self._stack = contextlib.AsyncExitStack()
     self._durations = fleet_lib.Durations()
+    self._footprints = hosts_lib.Footprints(
+      limit_bytes=self._limits.sandbox.memory_bytes
+    )
+    self._runner: fleet_lib.Runner | None = None
+    self.counts: collections.Counter[str] = collections.Counter()
     self._ended = 0
     self.socket_dir: pathlib.Path | None = None
     self.probe: base.Probe | None = None
@@ -98,23 +153,52 @@ class RolloutService:
     return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
   async def _start(self) -> None:
-    self.probe = await self._backend.probe()
-    if not self.probe.ok:
-      raise errors.SandboxError(self.probe.text)
-    await self._backend.sweep()
-    for harness in self._harnesses:
-      if not harness.installed():
-        raise errors.HarnessError(
-          f'{harness.name} {harness.version} is not installed; run'
-          f' python -m clawjax.harness.install {harness.name}'
-        )
-      await harness.prepare(self._backend)
+    self._stack.push_async_callback(scoring.close_judges)
+    self._stack.push_async_callback(self._backend.finish)
+    await (self._start_ray if self._fleet.kind == 'ray' else self._start_here)()
+
+  async def _start_here(self) -> None:
+    self.probe = await worker_lib.prepare(self._harnesses, self._backend)
     # Short, since a socket's path may have 107 bytes; open to sandbox uids.
     self.socket_dir = pathlib.Path(tempfile.mkdtemp(prefix='clawjax-'))
     self.socket_dir.chmod(0o755)
-    self._stack.push_async_callback(scoring.close_judges)
     await self._stack.enter_async_context(
       serve_lib.serve(self._proxy.app, uds=self.socket_dir / base.SOCKET_NAME)
+    )
+    self._runner = fleet_lib.LocalRunner(
+      backend=self._backend,
+      proxy=self._proxy,
+      socket_dir=self.socket_dir,
+      run_seed=self._run_seed,
+      out_dir=self._run_dir,
+      memory_bytes=self._fleet.memory_bytes,
+    )
+
+  async def _start_ray(self) -> None:
+    name, options = self._backend_spec
+    spec = worker_lib.WorkerSpec(
+      tokenizer=self._proxy.tokenizer.name,
+      harnesses=tuple(self._harnesses),
+      backend=name,
+      backend_options=options,
+      proxy=self._proxy.config,
+      run_seed=self._run_seed,
+    )
+    runner = ray_lib.RayRunner(
+      spec,
+      self._proxy.client,
+      self._fleet.ray,
+      out_dir=self._run_dir,
+      memory_bytes=self._fleet.memory_bytes,
+    )
+    self._stack.push_async_callback(runner.stop)
+    await runner.start()
+    self._runner = runner
+    probes = [facts.probe for facts in runner.facts.values()]
+    self.probe = base.Probe(
+      True,
+      f'{len(probes)} Ray nodes, the first: {probes[0].text}',
+      tuple(dict.fromkeys(w for probe in probes for w in probe.weaker)),
     )
 
   def groups(
@@ -142,15 +226,14 @@ class RolloutService:
       limits = dataclasses.replace(
         limits, sampling={**limits.sampling, 'temperature': 0.0}
       )
-    fleet = fleet_lib.LocalFleet(
-      backend=self._backend,
-      proxy=self._proxy,
-      socket_dir=self.socket_dir,
-      run_seed=self._run_seed,
+    fleet = fleet_lib.Fleet(
+      self._runner,
       limits=limits,
-      out_dir=self._run_dir,
+      straggler=self._fleet.straggler,
+      durations=self._durations,
+      footprints=self._footprints,
     )
-    fleet.durations = self._durations
+    fleet.counts = self.counts
     events: queue.Queue[tuple[str, Any]] = queue.Queue()
     seen: collections.Counter[str] = collections.Counter()
 
@@ -184,6 +267,8 @@ class RolloutService:
           # Unbroken since the start: the machine is at fault, not a rollout.
           if value.valid:
             faults = []
+          elif value.extra.get('lost'):
+            pass  # a node that went away says nothing about the others
           elif len(faults) < HOPELESS:
             faults.append(value)
             if len(faults) == HOPELESS and self._ended == 0:

@@ -1,0 +1,61 @@
+"""The cold start of `quickstart_mix`: the expert plays through three agents.
+
+  launch/run.sh --config=configs/tiny_cold_start_mix.py
+
+As `tiny_cold_start`, with the tasks dealt out over pi, Claude Code (bare) and
+Codex (trimmed), each in its own dialect, with its own shell tool. What their
+prompts are in the tiny tokenizer, which was made for pi's lean prompt (one task
+of one line; the second call is after one command):
+
+                                              first call   second call
+  pi 1.6.0, lean, bash alone                         265           303
+  Claude Code 2.1.332, bare, Bash alone              902           950
+  Claude Code 2.1.332, bare, all three tools       1,826         1,874
+  Codex 0.171.0, trimmed                           2,344         2,450
+
+So pi fits a window of 1,024, Claude Code wants 2,048 and Codex 4,096. Most of a
+prompt is the same for all tasks of a harness: the engine's prefix cache reads
+it once, a group's tree trains it once, and rows must be as long as a prompt.
+Not run to its end so far: at four times the tokens of `tiny_cold_start` it is
+an affair of hours on two cores.
+"""
+
+from configs import tiny_cold_start
+
+MODEL = 'runs/tiny_cold_start_mix/model'
+PROMPT = 'Solve the task with bash, then say Done.'
+
+
+def through_three(c) -> None:
+  """Sets the harnesses, and what their prompts ask of engine and rows."""
+  c.harnesses.claude_code = {
+    'name': 'claude_code',
+    'options': {
+      'variant': 'bare',
+      'tools': ('Bash',),
+      'system_prompt': PROMPT,
+      'max_tokens': 128,
+    },
+  }
+  c.harnesses.codex = {
+    'name': 'codex',
+    'options': {
+      'variant': 'trimmed',
+      'instructions': PROMPT,
+      'max_tokens': 128,
+    },
+  }
+  c.engine.window = 4096
+  # Rows hold a whole Codex rollout.
+  for pack in (c.loop.pack, c.sft.pack):
+    pack.row_tokens = 4096
+    pack.row_buckets = (4096,)
+
+
+def get_config():
+  """Cold start for three harnesses."""
+  c = tiny_cold_start.get_config()
+  c.name = 'tiny_cold_start_mix'
+  c.export = MODEL
+  through_three(c)
+  return c
