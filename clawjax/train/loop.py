@@ -252,33 +252,37 @@ def collect(
   """Runs the groups of a step; filters, packs and scores them as they come.
 
   Returns:
-    Scored chunks in order of the requests (so that the update does not depend
-    on who finished first), and every rollout that ended, failed ones too.
+    Scored chunks in order of the requests, each of the groups that stand
+    together there (so that the update does not depend on who finished first),
+    and every rollout that ended, failed ones too.
   """
   ended: list[types.Rollout] = []
   groups: dict[tuple[str, str], list[types.Rollout]] = {}
   chunks: dict[int, harvest.Chunk] = {}
   place = {(r.task.id, r.harness.name): i for i, r in enumerate(requests)}
-  ready: list[int] = []
+  size = config.collect.groups_per_chunk
+  here: dict[int, list[int]] = {}  # chunk -> groups that have come
 
-  def flush(least: int) -> None:
-    while len(ready) >= least and ready:
-      now = sorted(ready[: config.collect.groups_per_chunk])
-      del ready[: config.collect.groups_per_chunk]
-      members = [m for i in now for m in groups[_key(requests[i])]]
-      with clock('score'):
-        chunk = harvest.gather(
-          members, filter_config=config.filter, pack_config=config.pack
-        )
-        if chunk is not None:
-          chunks[now[0]] = _scored(parts, config, state, chunk)
+  def flush(number: int) -> None:
+    members = [
+      m for i in sorted(here.pop(number)) for m in groups[_key(requests[i])]
+    ]
+    with clock('score'):
+      chunk = harvest.gather(
+        members, filter_config=config.filter, pack_config=config.pack
+      )
+      if chunk is not None:
+        chunks[number] = _scored(parts, config, state, chunk)
 
   for group in _groups(parts, config, requests, step, ended):
     key = group[0].group
     groups[key] = group
-    ready.append(place[key])
-    flush(config.collect.groups_per_chunk)
-  flush(1)
+    number = place[key] // size
+    here.setdefault(number, []).append(place[key])
+    if len(here[number]) == min(size, len(requests) - number * size):
+      flush(number)
+  for number in sorted(here):  # of these some groups were given up
+    flush(number)
   return [chunks[i] for i in sorted(chunks)], ended
 
 

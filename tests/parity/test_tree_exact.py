@@ -103,6 +103,10 @@ class Case:
 
 @pytest.fixture(scope='module')
 def case():
+  return make_case()
+
+
+def make_case():
   rng = np.random.default_rng(0)
   tries, old, ref, rewards = [], {}, {}, {}
   for group, calls in make_calls(rng):
