@@ -27,11 +27,16 @@ def load(name: str, /, **options: Any) -> Harness:
 
   Args:
     name: one of `NAMES`, or 'template' for one given as data.
-    **options: see `make` in the harness's module, or `Template`.
+    **options: see `make` in the harness's module, or `Template`; and `mcp`,
+      tool servers by name, see `clawjax.harness.mcp`.
 
   Raises:
     HarnessError: unknown name or option.
   """
+  if servers := options.pop('mcp', None):
+    from clawjax.harness import mcp
+
+    return mcp.equip(name, mcp.read(servers), **options)
   if name == 'template':
     from clawjax.harness.template import Template as make
   elif name in NAMES:

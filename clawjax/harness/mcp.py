@@ -4,7 +4,11 @@ A `Server` runs inside the sandbox, next to the harness: over stdio the harness
 starts it, over HTTP the command line is wrapped so that it runs first and is
 healthy before the harness begins. `declare` gives the entries of a harness's
 own configuration; `equip` makes a harness with the servers declared, mounted
-and, where needed, started.
+and, where needed, started. In a config they are the option `mcp` of a harness:
+
+  mcp={'web': {'kind': 'corpus', 'target': '/corpus', 'host': '~/corpus'},
+       'own': {'command': ('python3', '/opt/own/server.py'), 'port': 8123,
+               'readonly': (('~/own', '/opt/own'),)}}
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clawjax.errors import HarnessError
@@ -68,7 +72,7 @@ def shipped(
       f"mcp: wanted a server of 'files', 'corpus', 'table', got {kind!r}"
     )
   command = ('python3', '-I', f'{_INSIDE}/mcp_server.py', kind, target)
-  mounts = ((host, target),) if host else ()
+  mounts = ((_host(host), target),) if host else ()
   return Server(
     name or kind,
     command if port is None else (*command, '--http', str(port)),
@@ -76,6 +80,35 @@ def shipped(
     ((str(_FOLDER), _INSIDE), *mounts),
     (*command, '--check'),
   )
+
+
+def read(entries: Mapping[str, Mapping[str, Any]]) -> list[Server]:
+  """Servers of a config: name -> arguments of `shipped`, or of `Server`.
+
+  Raises:
+    HarnessError: an entry is neither.
+  """
+  servers = []
+  for name, entry in entries.items():
+    given = {k: v for k, v in entry.items() if k != 'name'}
+    try:
+      if 'kind' in given:
+        servers.append(shipped(**given, name=name))
+        continue
+      for key in ('command', 'check'):
+        given[key] = tuple(given.get(key, ()))
+      mounts = given.get('readonly', ())
+      given['readonly'] = tuple((_host(h), inside) for h, inside in mounts)
+      servers.append(Server(name, **given))
+    except (TypeError, ValueError) as e:
+      raise HarnessError(f'mcp server {name}: {e}') from e
+    if not given['command']:
+      raise HarnessError(f'mcp server {name}: wanted a kind or a command')
+  return servers
+
+
+def _host(path: str) -> str:
+  return str(pathlib.Path(path).expanduser().absolute())
 
 
 def declare(
@@ -122,6 +155,8 @@ class Equipped:
   servers: tuple[Server, ...]
 
   def __getattr__(self, name: str) -> Any:
+    if name == 'harness' or name.startswith('__'):  # while it is unpickled
+      raise AttributeError(name)
     return getattr(self.harness, name)
 
   def plan(

@@ -8,8 +8,9 @@ finds what a killed trainer left; no networks or volumes are made.
 
 Without an image a host's own `/usr` is bound read-only into an empty image that
 is made on the spot, which is the bubblewrap backend's root and needs no
-registry. A remote host needs an image, and the proxy's socket at the same path
-(for example by `ssh -R`).
+registry. A remote host needs an image that holds the harnesses (such as that of
+`launch/docker`), and the proxy's socket at the same path (for example by
+`ssh -R`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import contextlib
 import dataclasses
 import hashlib
 import io
+import json
 import os
 import pathlib
 import posixpath
@@ -28,13 +30,15 @@ import socket
 import tarfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from clawjax.errors import SandboxError
 from clawjax.sandbox import base, leases, process
 
 LABEL = 'clawjax.owner'
+# Of an image: JSON {path inside: name of the folder that it stands in for}.
+BUNDLE = 'clawjax.bundle'
 _LOCAL_IMAGE = 'clawjax-local:1'
 _RELAY = '/run/clawjax/relay.py'
 _SPARE_PROCESSES = 16  # for the execs that look after the sandbox
@@ -46,8 +50,9 @@ class _Host:
   """One Docker daemon of the pool."""
 
   url: str
-  client: Any
+  client: Any = None
   asked: str = ''
+  secure: bool = False
   live: int = 0
   fault: str = ''
 
@@ -108,8 +113,6 @@ class DockerBackend:
       one that the environment names.
     image: image of the sandboxes; '' binds the host's /usr.
     tls: keyword arguments of `docker.tls.TLSConfig` for `tcp://` hosts.
-    bundled: the image holds all that harnesses mount below /opt, as that of
-      `launch/docker` does: it is not bound from the host.
     timeout_s: of one request to a daemon.
   """
 
@@ -121,12 +124,10 @@ class DockerBackend:
     hosts: Sequence[str] = ('',),
     image: str = '',
     tls: Mapping[str, Any] | None = None,
-    bundled: bool = False,
     timeout_s: float = 120.0,
   ):
     self.urls, self.image = tuple(hosts), image
     self.tls, self.timeout_s = tls, timeout_s
-    self.bundled = bundled
     self.live: dict[str, DockerSandbox] = {}
     self._hosts: list[_Host] | None = None
     self._lock = threading.Lock()
@@ -155,34 +156,38 @@ class DockerBackend:
     shown = url or os.environ.get('DOCKER_HOST', 'the default socket')
     try:
       if url:
+        if url.startswith('unix://'):
+          _knock(url.removeprefix('unix://'))
         secure = self.tls and url.startswith('tcp:')
-        tls = docker.tls.TLSConfig(**self.tls) if secure else False
         client = docker.DockerClient(
-          base_url=url, timeout=self.timeout_s, tls=tls
+          base_url=url,
+          timeout=self.timeout_s,
+          tls=_tls(self.tls) if secure else False,
         )
       else:
         client = docker.from_env(timeout=self.timeout_s)
       client.ping()
     except Exception as e:  # docker, requests, paramiko: each has its own
       return _Host(shown, None, url, fault=str(e).split('\n')[0])
-    return _Host(shown, client, url)
+    return _Host(shown, client, url, client.api.base_url.startswith('https:'))
 
-  def _image(self, host: _Host, name: str) -> str:
-    """Name of the image to use, made when it is ours and missing."""
+  def _image(self, host: _Host, name: str) -> tuple[str, dict[str, str]]:
+    """The image to use, made when it is ours and missing; what it bundles."""
     import docker
 
     name = name or self.image or _LOCAL_IMAGE
     try:
-      host.client.images.get(name)
+      found = host.client.images.get(name)
     except docker.errors.ImageNotFound:
       if name != _LOCAL_IMAGE:
-        host.client.images.pull(name)
+        found = host.client.images.pull(name)
       else:
         repository, tag = _LOCAL_IMAGE.split(':')
         host.client.api.import_image_from_data(
           local_image_tar(), repository=repository, tag=tag
         )
-    return name
+        return name, {}
+    return name, json.loads(found.labels.get(BUNDLE, '{}'))
 
   async def probe(self) -> base.Probe:
     """See `base.Backend`."""
@@ -272,6 +277,47 @@ class DockerBackend:
     self._hosts = None
 
 
+def _knock(path: str) -> None:
+  """Raises OSError when nobody listens there: the SDK would leak a socket."""
+  with socket.socket(socket.AF_UNIX) as s:
+    s.connect(path)
+
+
+def _tls(options: Mapping[str, Any]) -> Any:
+  """TLS of one daemon, by its own certificates.
+
+  `requests` would let REQUESTS_CA_BUNDLE, where it is set, replace the CA that
+  was asked for.
+  """
+  import docker
+
+  class Config(docker.tls.TLSConfig):
+    def configure_client(self, client):
+      super().configure_client(client)
+      client.trust_env = False
+
+  return Config(**options)
+
+
+def _stands_in(
+  image: str, bundled: Mapping[str, str], host: str, inside: str
+) -> bool:
+  """Whether an image holds what would be mounted; the same version of it.
+
+  Raises:
+    SandboxError: another version.
+  """
+  if (held := bundled.get(inside)) is None:
+    return False
+  wanted = pathlib.Path(host).name
+  if held not in ('', wanted):
+    raise SandboxError(
+      f'the image {image} holds {held} at {inside}, wanted {wanted}: build it'
+      ' anew (launch/docker/build.sh sandbox)'
+    )
+  return True
+
+
 def _remove(container: Any) -> None:
   """Removes a container, however far it has come."""
   import docker
@@ -305,11 +351,11 @@ class DockerSandbox:
     import docker
 
     spec, backend = self.spec, self.backend
-    image = backend._image(self.host, spec.image)
+    image, bundled = backend._image(self.host, spec.image)
     binds = [
       (str(h), i)
       for h, i in spec.readonly
-      if not (backend.bundled and i.startswith('/opt/'))
+      if not _stands_in(image, bundled, str(h), i)
     ]
     if image == _LOCAL_IMAGE:
       binds += [
@@ -467,12 +513,14 @@ class DockerSandbox:
     with await self._archive(max_bytes) as tar:
       for member in tar:
         path = _plain_path(member.name)
-        if path is None or not (member.isreg() or member.islnk()):
+        if path is None:
           continue
         if path.count('/') >= 64:
           raise SandboxError(
             'reading a workspace back: folders are deeper than 64'
           )
+        if not (member.isreg() or member.islnk()):
+          continue
         content = tar.extractfile(member).read()
         total += len(content)
         if total > max_bytes:
@@ -639,6 +687,11 @@ class _Exec:
   def __init__(self, sandbox, argv, env, cwd, stdin, output_bytes, log_path):
     self.sandbox, self.argv, self.env = sandbox, list(argv), env
     self.cwd, self.stdin = cwd, stdin
+    # A TLS connection cannot be closed one way: the end of stdin is counted.
+    self.counted = bool(stdin) and sandbox.host.secure
+    if self.counted:
+      count = 'n=$1; shift; head -c "$n" | "$@"'
+      self.argv = ['sh', '-c', count, 'sh', str(len(stdin)), *self.argv]
     self.output_bytes, self.log_path = output_bytes, log_path
     self.kept = {1: bytearray(), 2: bytearray()}
     self.truncated = False
@@ -646,7 +699,6 @@ class _Exec:
   def go(self) -> int:
     """Runs it to its end; the exit code."""
     from docker.errors import APIError, NotFound
-    from docker.utils.socket import frames_iter
 
     api = self.sandbox.host.client.api
     try:
@@ -670,7 +722,7 @@ class _Exec:
           log = None
           if self.log_path is not None:
             log = stack.enter_context(open(self.log_path, 'ab'))
-          for kind, data in frames_iter(stream, tty=False):
+          for kind, data in _frames(raw):
             self._keep(kind, data, log)
       finally:
         if feeder is not None:
@@ -694,7 +746,8 @@ class _Exec:
   def _feed(self, raw) -> None:
     with contextlib.suppress(OSError):
       raw.sendall(self.stdin)
-      raw.shutdown(socket.SHUT_WR)
+      if not self.counted:
+        raw.shutdown(socket.SHUT_WR)
 
   def _keep(self, kind: int, data: bytes, log) -> None:
     room = self.output_bytes - len(self.kept[kind])
@@ -706,6 +759,33 @@ class _Exec:
       if log is not None:
         log.write(data)
         log.flush()
+
+
+def _frames(raw: Any) -> Iterator[tuple[int, bytes]]:
+  """(1 for stdout or 2 for stderr, bytes) until the other side closes.
+
+  A frame is a kind, three zeros, the length in four bytes, then the content.
+  (The SDK's own reader goes below TLS to the encrypted bytes.)
+  """
+  while head := _exactly(raw, 8):
+    left = int.from_bytes(head[4:], 'big')
+    while left:
+      data = raw.recv(min(left, 1 << 16))
+      if not data:
+        return
+      left -= len(data)
+      yield head[0], data
+
+
+def _exactly(raw: Any, count: int) -> bytes:
+  """So many bytes, or none when the stream ends before."""
+  data = b''
+  while len(data) < count:
+    part = raw.recv(count - len(data))
+    if not part:
+      return b''
+    data += part
+  return data
 
 
 def _plain_path(name: str) -> str | None:

@@ -1,7 +1,7 @@
 """How fast sandboxes come and go, against the raw tools in the same run.
 
   python tests/bench/sandbox.py --json [--repeats 20] [--at-once 64]
-      [--lifecycles 1000] [--docker]
+      [--lifecycles 1000] [--docker [--docker-host unix:///run/x.sock]]
 
 Prints one JSON object: medians in ms of create + run `true` + destroy with our
 backend and of the bare `bwrap` (or `docker run`) with the same flags, their
@@ -27,13 +27,18 @@ from clawjax.sandbox import base, watch
 uids: set[int] = set()  # of our sandboxes; others may run here too
 
 
-async def ours(backend) -> float:
-  start = time.perf_counter()
+async def ours(backend, steps=None) -> float:
+  times = [time.perf_counter()]
   box = await backend.create(base.SandboxSpec())
+  times.append(time.perf_counter())
   result = await box.exec(['true'])
+  times.append(time.perf_counter())
   await box.destroy()
+  times.append(time.perf_counter())
   assert result.returncode == 0
-  return (time.perf_counter() - start) * 1e3
+  for i, name in enumerate(steps or ()):
+    steps[name].append((times[i + 1] - times[i]) * 1e3)
+  return (times[-1] - times[0]) * 1e3
 
 
 async def raw(argv) -> float:
@@ -140,21 +145,47 @@ async def bwrap(options) -> dict:
 
 
 async def docker(options) -> dict:
-  backend = sandbox.load('docker')
+  backend = sandbox.load('docker', hosts=(options.docker_host,))
   probe = await backend.probe()
   if not probe.ok or not shutil.which('docker'):
     return {'skipped': probe.text}
-  argv = ['docker', 'run', '--rm', '--network=none', '--read-only']
-  argv += ['--cap-drop=ALL', '-v', '/usr:/usr:ro', 'clawjax-local:1', 'true']
+  argv = ['docker']
+  if options.docker_host:
+    argv += ['-H', options.docker_host]
+  argv += ['run', '--rm', '--network=none', '--read-only']
+  argv += ['--cap-drop=ALL', '--security-opt=no-new-privileges']
+  argv += ['--tmpfs=/tmp', '--tmpfs=/workspace', '--pids-limit=256']
+  argv += ['-v', '/usr:/usr:ro', 'clawjax-local:1', 'true']
   a, b = [], []
-  for _ in range(max(3, options.repeats // 4)):
-    a.append(await ours(backend))
+  steps: dict[str, list[float]] = {'create': [], 'exec': [], 'destroy': []}
+  for _ in range(max(3, options.repeats // 2)):
+    a.append(await ours(backend, steps))
     b.append(await raw(argv))
-  await backend.close()
-  return {
+  before = await _left(backend)
+  start = time.perf_counter()
+  await asyncio.gather(*(ours(backend) for _ in range(options.docker_at_once)))
+  together = time.perf_counter() - start
+  result = {
     'ours_ms': round(statistics.median(a), 1),
     'raw_ms': round(statistics.median(b), 1),
     'ratio': round(statistics.median(a) / statistics.median(b), 2),
+    'steps_ms': {k: round(statistics.median(v), 1) for k, v in steps.items()},
+    'at_once': options.docker_at_once,
+    'at_once_s': round(together, 2),
+    'left': {k: v - before[k] for k, v in (await _left(backend)).items()},
+  }
+  await backend.close()
+  return result
+
+
+async def _left(backend) -> dict[str, int]:
+  """What a daemon holds."""
+  [host] = backend._open()
+  client = host.client
+  return {
+    'containers': len(client.containers.list(all=True)),
+    'networks': len(client.networks.list()),
+    'volumes': len(client.volumes.list()),
   }
 
 
@@ -165,8 +196,13 @@ async def main() -> None:
   parser.add_argument('--at-once', type=int, default=64)
   parser.add_argument('--lifecycles', type=int, default=1000)
   parser.add_argument('--docker', action='store_true')
+  parser.add_argument('--docker-host', default='')
+  parser.add_argument('--docker-at-once', type=int, default=8)
+  parser.add_argument('--no-bwrap', action='store_true')
   options = parser.parse_args()
-  result = {'bwrap': await bwrap(options), 'load': os.getloadavg()[0]}
+  result = {'load': os.getloadavg()[0]}
+  if not options.no_bwrap:
+    result['bwrap'] = await bwrap(options)
   version = subprocess.run(['nproc'], capture_output=True, text=True).stdout
   result['cores'] = int(version)
   if options.docker:

@@ -60,8 +60,58 @@ def answers(path):
       return False
 
 
+def certificates(folder):
+  """A CA, a server's and a client's certificate for 127.0.0.1, by openssl."""
+
+  def openssl(*arguments):
+    subprocess.run(['openssl', *arguments], check=True, capture_output=True)
+
+  key = ('-newkey', 'rsa:2048', '-nodes', '-days', '2')
+  ca, ca_key = str(folder / 'ca.pem'), str(folder / 'ca-key.pem')
+  openssl('req', '-x509', *key, '-subj', '/CN=test-ca', '-keyout', ca_key,
+          '-addext', 'keyUsage=critical,keyCertSign,cRLSign',
+          '-out', ca)  # fmt: skip
+  (folder / 'ext').write_text(
+    'subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n'
+    'keyUsage=digitalSignature\nsubjectKeyIdentifier=hash\n'
+    'authorityKeyIdentifier=keyid\n'
+  )
+  for name in ('server', 'client'):
+    openssl('req', *key[:3], '-subj', f'/CN={name}',
+            '-keyout', str(folder / f'{name}-key.pem'),
+            '-out', str(folder / f'{name}.csr'))  # fmt: skip
+    openssl('x509', '-req', '-days', '2', '-in', str(folder / f'{name}.csr'),
+            '-CA', ca, '-CAkey', ca_key, '-CAcreateserial',
+            '-extfile', str(folder / 'ext'),
+            '-out', str(folder / f'{name}.pem'))  # fmt: skip
+
+
+def free_port():
+  with socket.create_server(('127.0.0.1', 0)) as s:
+    return s.getsockname()[1]
+
+
+@pytest.fixture
+def docker_tls(dockerd, daemon_facts):
+  """URL and TLS arguments of the daemon's TCP port, if we started it."""
+  if 'port' not in daemon_facts:
+    pytest.skip('the daemon is not ours, or there is no openssl here')
+  folder = daemon_facts['folder']
+  return f'tcp://127.0.0.1:{daemon_facts["port"]}', {
+    'client_cert': (f'{folder}/client.pem', f'{folder}/client-key.pem'),
+    'ca_cert': f'{folder}/ca.pem',
+    'verify': True,
+  }
+
+
 @pytest.fixture(scope='session')
-def dockerd(tmp_path_factory):
+def daemon_facts():
+  """What is known of the daemon that `dockerd` started."""
+  return {}
+
+
+@pytest.fixture(scope='session')
+def dockerd(tmp_path_factory, daemon_facts):
   """URL of a Docker daemon: one that answers, else one that we start."""
   pytest.importorskip('docker')
   if os.environ.get('DOCKER_HOST') or answers('/var/run/docker.sock'):
@@ -71,12 +121,21 @@ def dockerd(tmp_path_factory):
     pytest.skip('no Docker daemon answers, and none can be started here')
   folder = pathlib.Path(tempfile.mkdtemp(prefix='cjd'))
   url = f'unix://{folder}/s'
+  tls = []
+  if shutil.which('openssl'):
+    certificates(folder)
+    port = free_port()
+    daemon_facts.update(folder=folder, port=port)
+    tls = ['-H', f'tcp://127.0.0.1:{port}', '--tlsverify']
+    tls += ['--tlscacert', f'{folder}/ca.pem', '--tlscert']
+    tls += [f'{folder}/server.pem', '--tlskey', f'{folder}/server-key.pem']
   with open(folder / 'log', 'w') as log:
     daemon = subprocess.Popen(
       [
         *('dockerd', '-H', url, '--data-root', f'{folder}/data'),
         *('--exec-root', f'{folder}/exec', '--pidfile', f'{folder}/pid'),
         *('--bridge=none', '--iptables=false'),
+        *tls,
       ],
       stdout=log,
       stderr=log,
