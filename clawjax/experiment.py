@@ -111,9 +111,16 @@ class EngineSection:
 class HarnessSection:
   """A harness to train or evaluate through.
 
+  One of your own is an entry with the name 'template':
+
+    c.harnesses.toy = dict(name='template', options=dict(
+        dialect='chat', fixed_version='0.1', readonly=(('~/toy', '/opt/toy'),),
+        argv=('python3', '/opt/toy/toy.py', '{base_url}', '{prompt}')))
+
   Attributes:
-    name: see `clawjax.harness.NAMES`; '': the section's own key.
-    options: of its class.
+    name: see `clawjax.harness.NAMES`; '': the section's own key. 'template' is
+      one given as data, see `harness.template`, and is called as the key.
+    options: of its class; `mcp` are its tool servers, see `harness.mcp`.
   """
 
   name: str = ''
@@ -555,7 +562,14 @@ def _harnesses(experiment: Experiment) -> list[Any]:
     options = dict(section.options)
     if isinstance(options.get('tools'), list):
       options['tools'] = tuple(options['tools'])
+    if section.name == 'template':
+      options.setdefault('name', key)
     out.append(harness_lib.load(section.name or key, **options))
+    if out[-1].name in [harness.name for harness in out[:-1]]:
+      raise errors.ConfigError(
+        f'harnesses.{key}: two entries are called {out[-1].name}; groups and'
+        ' reports are kept by that name'
+      )
   return out
 
 

@@ -1,10 +1,12 @@
 """MCP: our servers by the official client, and model-issued calls for real."""
 
+import pickle
 import sys
 
 import pytest
 
 from clawjax import harness
+from clawjax.errors import HarnessError
 from clawjax.harness import mcp
 from tests.harness.conftest import call
 
@@ -79,6 +81,38 @@ async def test_a_call_by_the_model(roll, name, options, port):
 
   prompt = tokenizers.load('tiny').decode(list(client.prompts[-1]))
   assert 'data/in.txt:1: x' in prompt, prompt[-1500:]
+
+
+def test_servers_by_a_config_entry(tmp_path):
+  found = harness.load(
+    'qwen_code',
+    mcp={
+      'web': {'kind': 'corpus', 'target': '/corpus', 'host': str(tmp_path)},
+      'own': {'command': ['own', '--port=1'], 'port': 1, 'check': ['ok']},
+    },
+  )
+  web, own = found.servers
+  assert web == mcp.shipped('corpus', '/corpus', name='web', host=str(tmp_path))
+  assert own == mcp.Server('own', ('own', '--port=1'), 1, (), ('ok',))
+  assert (found.name, found.dialect) == ('qwen_code', 'chat')
+  # As it travels to another machine.
+  assert pickle.loads(pickle.dumps(found)) == found
+
+
+@pytest.mark.parametrize(
+  'entry, wanted',
+  [
+    ({'kind': 'smoke', 'target': '/x'}, "'smoke'"),
+    ({'kind': 'files'}, 'target'),
+    ({'port': 1}, 'kind or a command'),
+    ({'command': ['x'], 'colour': 1}, 'colour'),
+  ],
+)
+def test_mistakes_in_an_entry_are_named(entry, wanted):
+  with pytest.raises(HarnessError, match=wanted):
+    harness.load('pi', mcp={'s': entry})
+  with pytest.raises(HarnessError, match='takes no MCP'):
+    harness.load('mini_swe', mcp={'s': {'command': ['x']}})
 
 
 async def test_a_sick_server_is_named(roll):

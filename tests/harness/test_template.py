@@ -4,16 +4,17 @@ import json
 
 import pytest
 
-from clawjax import harness
-from clawjax.errors import HarnessError
+from clawjax import config as config_lib
+from clawjax import experiment, harness
+from clawjax.errors import ConfigError, HarnessError
 from clawjax.harness import install, template
 from tests.harness.conftest import call, make_task
 
 TOY = """
-import json, subprocess, sys, urllib.request
+import json, os, subprocess, sys, urllib.request
 messages = [{'role': 'user', 'content': sys.argv[2]}]
 for _ in range(9):
-  body = json.dumps({'model': 'policy', 'messages': messages, 'tools': [
+  body = json.dumps({'model': os.environ['TOY'], 'messages': messages, 'tools': [
     {'type': 'function', 'function': {'name': 'sh', 'parameters': {
       'type': 'object', 'properties': {'line': {'type': 'string'}}}}}]})
   request = urllib.request.Request(
@@ -97,25 +98,49 @@ def missing(lock):
   return found
 
 
-async def test_a_users_own_harness(roll, tmp_path):
+async def test_a_users_own_harness_by_a_config_entry(roll, tmp_path):
   program = tmp_path / 'toy'
   program.mkdir()
   (program / 'toy.py').write_text(TOY)
   for folder in (program, *list(program.parents)[:4]):
     if folder.owner() == 'root' and str(folder).startswith('/tmp/'):
       folder.chmod(folder.stat().st_mode | 0o055)
-  toy = harness.load(
-    'template',
-    name='toy',
-    dialect='chat',
-    argv=('python3', '/opt/toy/toy.py', '{base_url}', '{prompt}'),
-    readonly=((str(program), '/opt/toy'),),
-    fixed_version='0.1',
-  )
+  config = experiment.default_config('t')
+  config.harnesses = {
+    'toy': {
+      'name': 'template',
+      'options': {
+        'dialect': 'chat',
+        'argv': ('python3', '/opt/toy/toy.py', '{base_url}', '{prompt}'),
+        'readonly': ((str(program), '/opt/toy'),),
+        'env': {'TOY': '{model}'},
+        'fixed_version': '0.1',
+      },
+    }
+  }
+  [toy] = experiment._harnesses(config_lib.build(experiment.Experiment, config))
   rollout = await roll(toy, [call('sh', line='printf hi > out.txt'), 'Done.'])
   assert (rollout.outcome, rollout.reward) == ('ok', 1.0), rollout.reason
   assert (rollout.harness, rollout.harness_version) == ('toy', '0.1')
   assert len(rollout.calls) == 2
+
+
+def test_two_entries_of_one_name_are_refused():
+  config = experiment.default_config('t')
+  config.harnesses = {
+    'a': {'name': 'pi', 'options': {}},
+    'b': {'name': 'pi', 'options': {'lean': True}},
+  }
+  built = config_lib.build(experiment.Experiment, config)
+  with pytest.raises(ConfigError, match='harnesses.b: two entries'):
+    experiment._harnesses(built)
+  config.harnesses = {
+    'a': {'name': 'codex', 'options': {}},
+    'b': {'name': 'codex', 'options': {'variant': 'trimmed'}},
+  }
+  built = config_lib.build(experiment.Experiment, config)
+  names = [found.name for found in experiment._harnesses(built)]
+  assert names == ['codex', 'codex_trimmed']
 
 
 async def test_agent_loop(roll):
