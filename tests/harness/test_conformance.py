@@ -1,6 +1,8 @@
 """Twenty-one calls of each real program: every sampled token is delivered."""
 
+import asyncio
 import dataclasses
+import fcntl
 import json
 import sys
 
@@ -101,3 +103,44 @@ async def test_a_program_that_stops_early_is_seen(tmp_path):
   for cause, fine in (('retry', True), ('role: side', True), ('error', False)):
     lost = dataclasses.replace(report.account, missing={cause: 4})
     assert dataclasses.replace(report, account=lost).ok is fine
+
+
+HANGER = """
+import subprocess, sys, time
+child = 'import fcntl, sys, time; f = open(sys.argv[1], "w"); ' \\
+  'fcntl.flock(f, fcntl.LOCK_EX); f.write("held"); f.flush(); time.sleep(900)'
+subprocess.Popen([sys.executable, '-c', child, sys.argv[1]])
+while not open(sys.argv[1]).read():
+  time.sleep(0.01)
+open(sys.argv[1] + '.ready', 'w').close()
+time.sleep(900)
+"""
+
+
+async def test_a_timeout_ends_all_that_a_program_started(tmp_path):
+  """A child that its parent never ends holds a lock as long as it lives."""
+  script, lock = tmp_path / 'hanger.py', tmp_path / 'lock'
+  script.write_text(HANGER)
+  lock.touch()
+  made = harness.load(
+    'template',
+    name='hanger',
+    dialect='chat',
+    argv=(sys.executable, str(script), str(lock)),
+    fixed_version='1',
+  )
+  seconds = 1.0
+  while True:  # Until it is long enough on this machine for both to start.
+    driven = await conformance.drive(made, ['one'], timeout_s=seconds)
+    assert driven == ((), 124, False)
+    if (tmp_path / 'lock.ready').exists():
+      break
+    seconds *= 4
+  with lock.open() as file:
+    async with asyncio.timeout(60):
+      while True:
+        try:
+          fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+          break
+        except BlockingIOError:
+          await asyncio.sleep(0.02)
