@@ -37,7 +37,7 @@ def get_config():
     'follow',
   )
   c.tasks.train = 1024
-  c.loop.steps = 10
+  c.loop.steps = 12
   c.loop.minibatches = 2
   c.loop.epochs = 3
   # Failed rollouts are often the short ones: as a mean over each rollout's
@@ -48,14 +48,14 @@ def get_config():
   c.loop.collect.groups_per_chunk = 2
   c.loop.evaluate.tasks = 28
   c.loop.evaluate.samples = 2
-  c.loop.pack.row_tokens = 2048
-  c.loop.pack.row_buckets = (2048,)
-  c.loop.pack.term_multiple = 1024
+  c.loop.pack.row_tokens = 1024
+  c.loop.pack.row_buckets = (1024,)
+  c.loop.pack.term_multiple = 512
   c.forward.streams = 2
   c.optim.optimizer = 'muon'
   c.optim.learning_rate = 2e-3
   c.optim.schedule = 'cosine'
   c.optim.warmup_steps = 2
-  c.optim.decay_steps = 60
+  c.optim.decay_steps = 72
   c.optim.final_fraction = 0.1
   return c

@@ -2,8 +2,8 @@
 
   launch/run.sh --config=configs/quickstart_ppo.py
 
-As many rollouts per step as the quickstart, but each of another task (54 tasks
-once instead of 9 tasks six times), since no group is needed. The first step only
+As many rollouts per step as the quickstart, but each of another task (42 tasks
+once instead of 7 tasks six times), since no group is needed. The first step only
 fits the value model; its rollouts count in the budget like all others.
 """
 
@@ -14,9 +14,9 @@ def get_config():
   """The quickstart's loop with advantages from a critic."""
   c = quickstart.get_config()
   c.name = 'quickstart_ppo'
-  c.loop.collect.tasks = 54
+  c.loop.collect.tasks = 42
   c.loop.collect.group = 1
-  c.loop.collect.groups_per_chunk = 12
+  c.loop.collect.groups_per_chunk = 14
   c.loop.pack.share_across = True  # one system prompt for all tasks
   c.loop.credit.estimator = 'value'
   c.loop.credit.whiten = True

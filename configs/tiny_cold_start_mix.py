@@ -16,8 +16,8 @@ of one line; the second call is after one command):
 So pi fits a window of 1,024, Claude Code wants 2,048 and Codex 4,096. Most of a
 prompt is the same for all tasks of a harness: the engine's prefix cache reads
 it once, a group's tree trains it once, and rows must be as long as a prompt.
-Not run to its end so far: at four times the tokens of `tiny_cold_start` it is
-an affair of hours on two cores.
+
+Starts from the shipped checkpoint, which knows the tasks through pi alone.
 """
 
 from configs import tiny_cold_start
@@ -58,4 +58,13 @@ def get_config():
   c.name = 'tiny_cold_start_mix'
   c.export = MODEL
   through_three(c)
+  c.model.path = 'builtin:tiny'
+  c.model.options = {}
+  c.expert.trajectories = 540
+  c.sft.drill.steps = 0
+  c.sft.steps = 240
+  c.sft.batch = 45
+  c.optim.learning_rate = 5e-3
+  c.optim.decay_steps = 240
+  c.loop.evaluate.tasks = 28
   return c

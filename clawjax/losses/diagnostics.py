@@ -11,7 +11,7 @@ new against old (how far has this batch moved the policy?).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -111,6 +111,46 @@ def finish(sums: Mapping[str, jax.Array]) -> dict[str, float]:
     else:
       metrics[key] = float(value / terms) if terms else float('nan')
   return metrics
+
+
+# Of an optimiser step as a whole; everything else is a mean over its terms.
+_BY_STEP = frozenset(
+  {
+    'terms',
+    'loss',
+    'weight',
+    'grad_norm',
+    'update_norm',
+    'skipped',
+    'value_loss',
+    'value_grad_norm',
+    'value_skipped',
+  }
+)
+
+
+def combine(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+  """Numbers of several optimiser steps as one.
+
+  Maxima are maxima, 'non_finite' is a sum, means over terms stay means over
+  all terms, and what belongs to a step as a whole is the mean over steps.
+  """
+  out = {}
+  for name in dict.fromkeys(n for numbers in steps for n in numbers):
+    having = [numbers for numbers in steps if name in numbers]
+    values = [numbers[name] for numbers in having]
+    if name.startswith('max_'):
+      out[name] = float(np.max(values))
+    elif name == 'non_finite':
+      out[name] = float(np.sum(values))
+    elif name in _BY_STEP:
+      out[name] = float(np.mean(values))
+    else:
+      terms = np.array([numbers.get('terms', 1.0) for numbers in having])
+      seen = np.where(terms > 0, values, 0.0)
+      total = terms.sum()
+      out[name] = float(terms @ seen / total) if total else float('nan')
+  return out
 
 
 def _cut(log_ratio: jax.Array) -> jax.Array:

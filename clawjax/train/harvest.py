@@ -70,7 +70,8 @@ class Filled:
   """Minibatches ready for `Learner.update`, and what is known of them.
 
   Attributes:
-    minibatches: each one optimiser step.
+    minibatches: each one optimiser step; chunks without a term that may move
+      weights are in none.
     advantage: rollout id -> mean advantage of its terms (for the report).
     statistics: of groups, rewards and values, see `credit.assign`.
     packing: of rows, see `trie.pack`.
@@ -103,11 +104,12 @@ def fill(
   given = credit.assign(
     [(c.batch, c.rollouts) for c in chunks], config, rng=rng
   )
-  places = order.permutation(len(chunks))
-  count = max(1, min(minibatches, len(chunks)))
+  used = [b for b in given.batches if _active_terms(b, given.active).any()]
+  places = order.permutation(len(used))
+  count = min(minibatches, len(used))
   batches = []
-  for part in np.array_split(places, count):
-    batch = concatenate([given.batches[i] for i in part])
+  for part in np.array_split(places, count) if count else ():
+    batch = concatenate([used[i] for i in part])
     active = [given.active[key] for key in entries(batch)]
     batches.append(
       batch.replace(
@@ -126,6 +128,14 @@ def fill(
     statistics=given.statistics,
     packing=_total([c.batch.stats for c in chunks]),
   )
+
+
+def _active_terms(
+  batch: TreeBatch, active: Mapping[credit.Entry, bool]
+) -> np.ndarray:
+  """Whether each term is real and may move weights, bool [B, E]."""
+  allowed = np.array([active[key] for key in entries(batch)], bool)
+  return (batch.term_rollout >= 0) & allowed[batch.term_rollout]
 
 
 def accounting(

@@ -32,6 +32,7 @@ from clawjax import trie as trie_lib
 from clawjax import types
 from clawjax.eval import report, run, scores
 from clawjax.harness import Harness
+from clawjax.losses import diagnostics
 from clawjax.rollout.fleet import FAULTS, GroupRequest
 from clawjax.serving.scheduler import Scheduler
 from clawjax.train import checkpoint, harvest, progress, records
@@ -359,7 +360,7 @@ def update(
   critic, epochs, pretraining = parts.critic, config.epochs, False
   if critic is not None and step <= critic.config.pretrain_steps:
     epochs, pretraining = critic.config.pretrain_epochs, True
-  sums: dict[str, list[float]] = {}
+  steps: list[dict[str, float]] = []
   filled = None
   for epoch in range(epochs):
     # The rewards of the control are dealt out once, the order every epoch.
@@ -372,17 +373,13 @@ def update(
     )
     for batch in filled.minibatches:
       state, numbers = _optimizer_step(parts, state, batch, pretraining)
-      for name, value in numbers.items():
-        sums.setdefault(name, []).append(value)
+      steps.append(numbers)
   assert filled is not None
-  out = {f'train/{k}': float(np.mean(v)) for k, v in sums.items()}
-  if not pretraining:
-    # What the trainer sees of the sampler is read before anything moved.
-    for name in ('mismatch_k1', 'mismatch_k3', 'mismatch_abs', 'max_mismatch'):
-      out[f'train/{name}'] = sums[name][0]
-    out['train/first_max_ratio'] = sums['max_ratio'][0]
-    out['train/kl_k3'] = sums['moved_k3'][-1]
-  out['train/optimizer_steps'] = float(len(sums.get('loss', ())))
+  out = {f'train/{k}': v for k, v in diagnostics.combine(steps).items()}
+  if steps and not pretraining:
+    out['train/first_max_ratio'] = steps[0]['max_ratio']
+    out['train/kl_k3'] = steps[-1]['moved_k3']
+  out['train/optimizer_steps'] = float(len(steps))
   out |= {f'train/{k}': v for k, v in filled.statistics.items()}
   out |= {f'pack/{k}': v for k, v in filled.packing.items()}
   save_advantages(parts.run_dir, step, filled.advantage)

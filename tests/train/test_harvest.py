@@ -94,7 +94,20 @@ def test_equal_rewards_weigh_nothing():
   chunk = _gather(_rollout('a', 0, 0.7, [[3]]), _rollout('a', 1, 0.7, [[4]]))
   filled = _fill([chunk])
   assert filled.statistics['degenerate_groups'] == 1
-  assert not filled.minibatches[0].weight.any()
+  assert filled.minibatches == ()
+
+
+def test_chunks_that_teach_nothing_make_no_optimiser_step():
+  # A step without a gradient would still move the weights by its momentum.
+  flat = [
+    _gather(_rollout(t, 0, 0.7, [[3]]), _rollout(t, 1, 0.7, [[4]]))
+    for t in ('a', 'b')
+  ]
+  taught = _gather(_rollout('c', 0, 1.0, [[3]]), _rollout('c', 1, 0.0, [[4]]))
+  filled = _fill([*flat, taught], minibatches=2)
+  [batch] = filled.minibatches
+  assert set(batch.rollout_ids) == {'c/0', 'c/1'}
+  assert filled.statistics['degenerate_groups'] == 2
 
 
 def test_over_branching_rollouts_leave_the_statistics():
