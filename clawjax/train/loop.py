@@ -379,7 +379,8 @@ def update(
   if steps and not pretraining:
     out['train/first_max_ratio'] = steps[0]['max_ratio']
     out['train/kl_k3'] = steps[-1]['moved_k3']
-  out['train/optimizer_steps'] = float(len(steps))
+  # While the critic is pre-trained the policy takes none.
+  out['train/optimizer_steps'] = float(sum('loss' in n for n in steps))
   out |= {f'train/{k}': v for k, v in filled.statistics.items()}
   out |= {f'pack/{k}': v for k, v in filled.packing.items()}
   save_advantages(parts.run_dir, step, filled.advantage)
