@@ -6,7 +6,9 @@ is trained twice.
 """
 
 import asyncio
+import contextlib
 import dataclasses
+import socket
 import time
 
 import httpx
@@ -142,9 +144,24 @@ async def test_no_cluster_is_one_line(spec, monkeypatch, tmp_path):
 STORE = 80 * 2**20
 
 
+def node_options():
+  """Small; with ports of its own, else it waits 20 s at most for helpers."""
+  helpers = ('metrics_agent', 'metrics_export', 'runtime_env_agent')
+  with contextlib.ExitStack() as stack:
+    sockets = [
+      stack.enter_context(socket.create_server(('127.0.0.1', 0)))
+      for _ in helpers
+    ]
+    ports = [s.getsockname()[1] for s in sockets]
+  named = zip(helpers, ports, strict=True)
+  return {f'{name}_port': port for name, port in named} | {
+    'object_store_memory': STORE
+  }
+
+
 def add_node(cluster):
   return cluster.add_node(
-    num_cpus=1, resources={'rollout': 1}, object_store_memory=STORE
+    num_cpus=1, resources={'rollout': 1}, **node_options()
   )
 
 
@@ -156,12 +173,16 @@ def cluster(monkeypatch):
 
   monkeypatch.setenv('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0')
   monkeypatch.setenv('RAY_USAGE_STATS_ENABLED', '0')
+  # Nodes of a busy machine are slow, not dead; one that was killed refuses
+  # connections, which is seen at once.
+  monkeypatch.setenv('RAY_gcs_server_request_timeout_seconds', '300')
+  monkeypatch.setenv('RAY_health_check_timeout_ms', '60000')
   made = cluster_utils.Cluster(
     initialize_head=True,
     head_node_args={
       'num_cpus': 0,
       'include_dashboard': False,
-      'object_store_memory': STORE,
+      **node_options(),
     },
   )
   made.nodes_of_rollouts = [add_node(made) for _ in range(2)]
