@@ -166,7 +166,7 @@ def test_a_killed_fit_on_a_data_set_goes_on_to_the_same_weights(tmp_path):
       [sys.executable, script, tmp_path / name, tmp_path / 'set', '8', *more],
       capture_output=True,
       text=True,
-      timeout=500,
+      timeout=1500,
     )
     path = tmp_path / name / 'digest'
     return done, path.read_text() if path.exists() else ''
