@@ -57,17 +57,17 @@ def signed(value: float | None, digits: int = 3) -> str:
   return f'{value:+.{digits}f}'.replace('-', MINUS)
 
 
-def short(value: float) -> str:
-  """About four digits, whatever the size: for axes and hover texts."""
+def short(value: float, digits: int = 4) -> str:
+  """About so many digits, whatever the size: for axes and hover texts."""
   if not math.isfinite(value):
     return '\u2014'
   size = abs(value)
   if size >= 1e6 or 0 < size < 1e-4:
     text = f'{value:.2e}'
-  elif value == int(value) or size >= 1000:
+  elif value == int(value) or (size >= 1000 and digits <= 4):
     text = f'{value:,.0f}'
   else:
-    text = f'{value:.4g}'
+    text = f'{value:.{digits}g}'
   return text.replace('-', MINUS)
 
 

@@ -134,7 +134,8 @@ def _finite(line: Series) -> Series:
 
 def _ticks(low: float, high: float, count: int = 4) -> list[float]:
   """About `count` round values whose first and last enclose the data."""
-  if high - low < 1e-12 * max(1.0, abs(high)):
+  if high - low < 1e-6 * max(abs(low), abs(high)) or high - low < 1e-12:
+    # Rounding of float32, or nothing at all.
     pad = abs(high) * 0.1 or 0.5
     low, high = low - pad, high + pad
   raw = (high - low) / count
@@ -147,12 +148,14 @@ def _ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 def _axes(ticks, y_of, first, last, x_of) -> str:
   out = []
+  size = max(abs(ticks[0]), abs(ticks[-1]))
+  digits = max(4, 2 + math.ceil(math.log10(size / (ticks[1] - ticks[0]))))
   for tick in ticks:
     y = y_of(tick)
     out.append(
       f'<line x1="{_LEFT}" x2="{_W - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" '
       f'stroke="var(--grid)"/><text x="{_LEFT - 7}" y="{y + 4:.1f}" '
-      f'text-anchor="end">{page.short(tick)}</text>'
+      f'text-anchor="end">{page.short(tick, digits)}</text>'
     )
   marks = [t for t in _ticks(first, last, 5) if first <= t <= last]
   marks = [t for t in marks if t == int(t)] if last > first else [first]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -22,6 +23,19 @@ def test_ticks_are_round_and_enclose(low, high, expected):
   ticks = plot._ticks(low, high)
   assert ticks[0] <= low and ticks[-1] >= high
   assert ticks == pytest.approx(expected)
+
+
+def test_rounding_of_float32_is_drawn_flat():
+  # 1 - 6e-8 is the float32 below 1.
+  assert plot._ticks(1 - 6e-8, 1)[0] < 0.95
+
+
+@pytest.mark.parametrize('low, high', [(1, 1.0001), (5000.1, 5000.3), (-3, 2)])
+def test_no_two_labels_of_an_axis_are_equal(low, high):
+  line = plot.Series('a', [0, 1], [low, high])
+  drawn = plot.chart('x', [line], low=low, high=high)
+  labels = re.findall('text-anchor="end">([^<]*)<', drawn)
+  assert len(labels) == len(plot._ticks(low, high)) == len(set(labels))
 
 
 def test_smooth_by_hand():
