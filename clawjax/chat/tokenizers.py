@@ -10,7 +10,8 @@ counting all come through here, so the rule is the same everywhere.
 `load('tiny')` ships with us (a small byte-level BPE with Qwen3's added tokens
 and pre-tokenisation, made by `train_tiny.py`); `load('qwen3')` reads the file
 that the user names in `CLAWJAX_QWEN3_TOKENIZER`, and `load('hf:PATH')` reads
-`tokenizer.json` of a Hugging Face folder. Sizes come from the file.
+`tokenizer.json` of a Hugging Face folder, or its `tokenizer.model` where it has
+only that (see `sentencepieces.py`). Sizes come from the file.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ def load(name: str) -> Tokenizer:
   """Loads a tokenizer by name.
 
   Args:
-    name: 'tiny', 'qwen3', 'hf:PATH', or the path of a folder or of a
-      `tokenizer.json`.
+    name: 'tiny', 'qwen3', 'hf:PATH', or the path of a folder, of a
+      `tokenizer.json` or of a SentencePiece model (`*.model`).
 
   Raises:
     TokenizerError: there is no such file, or it does not fit.
@@ -136,10 +137,18 @@ def load(name: str) -> Tokenizer:
     place = name.removeprefix('hf:')
   path = pathlib.Path(place).expanduser()
   if path.is_dir():
+    pieces = path / 'tokenizer.model'
     path = path / 'tokenizer.json'
+    if pieces.is_file() and not path.is_file():
+      path = pieces
   if not path.is_file():
     raise errors.TokenizerError(
       f'wanted a tokenizer named {name!r}, got no file at {path}; '
       'known names are tiny, qwen3 and hf:PATH'
     )
+  if path.suffix == '.model':
+    # Imported here: that module needs this one.
+    from clawjax.chat.sentencepieces import SentencePieceTokenizer
+
+    return SentencePieceTokenizer(path, name=name)
   return Tokenizer(path, name=name)
