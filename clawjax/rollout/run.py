@@ -88,6 +88,7 @@ class _Progress:
 
   calls: tuple[types.Call, ...] = ()
   results: list[base.ExecResult] = dataclasses.field(default_factory=list)
+  ok_codes: tuple[int, ...] = (0,)
   workspace: dict[str, bytes] | None = None
   executable: tuple[str, ...] = ()
   snapshots: score_lib.Snapshots | None = None
@@ -343,6 +344,7 @@ async def _session(sandbox, plan, deadline, log, progress) -> bool:
       log_path=log,
     )
     progress.results.append(result)
+    progress.ok_codes = plan.ok_codes
     if result.timed_out or result.returncode not in plan.ok_codes:
       return False
   return True
@@ -421,7 +423,7 @@ def _outcome(progress: _Progress, harness: Harness) -> tuple[str, str]:
   if last.out_of_memory or last.killed_for:
     limit = last.killed_for or 'memory'
     return 'harness_error', f'over the {limit} limit'
-  if last.returncode:
+  if last.returncode not in progress.ok_codes:
     text = (last.stderr or last.stdout).decode(errors='replace').strip()
     reason = f'{harness.name} ended with {last.returncode}: {text[-300:]}'
     return ('harness_error' if answered else 'infra_error'), reason

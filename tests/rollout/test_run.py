@@ -58,7 +58,10 @@ class Toy:
 
   def plan(self, turns, *, base_url, model='policy'):
     return harness_base.Plan(
-      files={'cfg': b'1'}, argv=tuple(('toy', t) for t in turns), env={}
+      files={'cfg': b'1'},
+      argv=tuple(('toy', t) for t in turns),
+      env={},
+      ok_codes=(0, 4),
     )
 
 
@@ -119,6 +122,18 @@ async def test_non_zero_after_a_call_is_scored(fate):
   rollout = await fate(act)
   assert rollout.outcome == 'harness_error' and rollout.reward == 1
   assert 'boom' in rollout.reason and '3' in rollout.reason
+
+
+async def test_an_exit_code_that_is_no_error(fate):
+  """It is the harness's word for 'ended by itself'."""
+
+  def act(command, proxy):
+    good(command, proxy)
+    return base.ExecResult(4)
+
+  rollout = await fate(act, turns=('one', 'two'))
+  assert (rollout.outcome, rollout.reward) == ('ok', 1)
+  assert (rollout.extra['turns'], rollout.extra['exit_code']) == (2, 4)
 
 
 async def test_no_call_is_a_fault_of_ours(fate):
