@@ -151,22 +151,50 @@ def test_huge_ratios_stay_finite():
   assert np.isfinite(grad).all()
 
 
-def test_finite_differences():
-  rng = np.random.default_rng(0)
-  new = jnp.asarray(OLD + rng.normal(0, 0.05, OLD.shape))
-  options = {
-    'ref_logprob': jnp.asarray(OLD - 0.1),
-    'kl_coef': 0.3,
-    'kl_kind': 'k3',
-    'clip_high': 0.4,
-  }
-  f = lambda x: float(loss(x, **options)[0])  # noqa: E731
-  grad = jax.grad(lambda x: loss(x, **options)[0])(new)
-  for i in range(3):
-    step = np.zeros(OLD.shape, np.float32)
-    step[0, i] = 1e-2
-    slope = (f(new + step) - f(new - step)) / 2e-2
-    assert slope == pytest.approx(float(grad[0, i]), abs=2e-3)
+def slopes(f, at, size=3e-3):
+  """Central differences of a function of one row; the losses are float32."""
+  out = []
+  for i in range(at.shape[1]):
+    step = np.zeros(at.shape)
+    step[0, i] = size
+    out.append((float(f(at + step)) - float(f(at - step))) / (2 * size))
+  return [out]
+
+
+# Points away from the kinks of the clips: ratios 1.5, 0.5, 1.1 and 1.02, 0.9, 4.
+@pytest.mark.parametrize('ratios', [(1.5, 0.5, 1.1), (1.02, 0.9, 4.0)])
+@pytest.mark.parametrize(
+  'options',
+  [
+    {},
+    {'clip_high': 0.4},
+    {'dual_clip': 1.5},
+    {'kl_coef': 0.3, 'kl_kind': 'k1'},
+    {'kl_coef': 0.3, 'kl_kind': 'k2'},
+    {'kl_coef': 0.3, 'kl_kind': 'k3'},
+    {'ratio': 'sequence'},
+    {'correction': correction.CorrectionConfig(kind='truncate', cap=2.0)},
+    {'correction': correction.CorrectionConfig(kind='mask', cap=2.0)},
+  ],
+)
+def test_finite_differences(ratios, options):
+  f = lambda x: loss(  # noqa: E731
+    x,
+    rollout=OLD - np.log([[3.0, 1.0, 0.5]]),
+    ref_logprob=jnp.asarray(OLD - 0.1),
+    term_call=jnp.array([[0, 0, 1]]),
+    **options,
+  )[0]
+  new = OLD + np.log([ratios])
+  got = jax.grad(f)(jnp.asarray(new))
+  np.testing.assert_allclose(got, slopes(f, new), atol=3e-4)
+
+
+def test_finite_differences_of_the_entropy_bonus():
+  f = lambda x: loss(entropy=jnp.asarray(x), entropy_coef=0.1)[0]  # noqa: E731
+  at = np.array([[1.0, 2.0, 3.0]])
+  got = jax.grad(f)(jnp.asarray(at))
+  np.testing.assert_allclose(got, slopes(f, at), atol=3e-4)
 
 
 def test_metrics_add_over_microbatches():

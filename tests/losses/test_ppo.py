@@ -99,6 +99,25 @@ def test_value_clip_by_hand():
   assert grad[0, 0] == 0
 
 
+@pytest.mark.parametrize('clip', [None, 0.2])
+def test_value_loss_by_finite_differences(clip):
+  """Values inside and outside of the clip, above and below their targets."""
+  f = lambda v: value.value_loss(  # noqa: E731
+    jnp.asarray(v),
+    target=jnp.array([[1.0, -1.0, 0.3, 0.0]]),
+    weight=jnp.array([[0.5, 0.25, 2.0, 1.0]]),
+    old_value=jnp.array([[0.0, 0.0, 0.1, 0.9]]),
+    config=value.ValueLossConfig(clip=clip),
+  )[0]
+  at = np.array([[0.5, 0.1, 0.15, 0.2]])
+  got = jax.grad(f)(jnp.asarray(at))
+  for i in range(4):
+    step = np.zeros((1, 4))
+    step[0, i] = 3e-3
+    slope = (float(f(at + step)) - float(f(at - step))) / 6e-3
+    assert got[0, i] == pytest.approx(slope, abs=3e-4)
+
+
 def test_explained_variance():
   """G = 0, 2; V = .5, 1.5: residual variance .25 of 1."""
   _, sums = value.value_loss(
