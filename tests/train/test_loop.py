@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from clawjax import metrics, types
-from clawjax.train import checkpoint, loop
+from clawjax.train import accounts, checkpoint, loop
 
 HERE = pathlib.Path(__file__).parent
 _spec = importlib.util.spec_from_file_location('toy_run', HERE / 'toy_run.py')
@@ -131,14 +131,14 @@ def test_the_first_ratio_is_one_and_the_state_moves(unbroken):
 
 
 def test_shares_of_wall_time_sum_to_one():
-  clock = loop.Clock()
+  clock = accounts.Clock()
   clock._start -= 10.0
   clock.spent['collect'] = 5.0
   rollout = types.Rollout(
     'r', 't', 'h',
     timings={'total': 4.0, 'model': 1.0, 'harness': 3.0, 'create': 0.5},
   )  # fmt: skip
-  shares = loop.shares([rollout], clock)
+  shares = accounts.shares([rollout], clock)
   # Half of the wall is collecting: 1/4 of it model, 2/4 harness, 1/8 sandbox.
   assert shares['time/share_model'] == pytest.approx(0.125, rel=1e-3)
   assert shares['time/share_harness'] == pytest.approx(0.25, rel=1e-3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clawjax import config, errors, experiment, types
-from clawjax.train import expert, harvest, loop
+from clawjax.train import accounts, expert, harvest, loop
 from clawjax.trie import FilterConfig, PackConfig
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
@@ -82,7 +82,7 @@ def test_advantages_are_taken_within_task_and_harness():
   for h, values in wanted.items():
     got = [filled.advantage[f't/{h}/{i}'] for i in range(4)]
     np.testing.assert_allclose(got, values, rtol=1e-3)
-  numbers = loop.collected_metrics(members, [chunk])
+  numbers = accounts.collected(members, [chunk])
   assert (numbers['reward/a'], numbers['reward/b']) == (0.75, 0.25)
   assert (numbers['rollouts/valid/a'], numbers['rollouts/valid/b']) == (4, 4)
 
