@@ -209,6 +209,13 @@ def _late_tools(items: Sequence[Any]) -> tuple[types.Tool, ...]:
 
 
 _SAMPLING = ('temperature', 'top_p', 'top_k')
+# What is read of a body; the rest is ignored.
+FIELDS = frozenset(
+  (
+    *('model', 'messages', 'system', 'tools', 'tool_choice', 'thinking'),
+    *('stream', 'max_tokens', 'stop_sequences', *_SAMPLING),
+  )
+)
 
 
 def parse(

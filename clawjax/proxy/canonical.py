@@ -71,7 +71,8 @@ class Request:
     headers: lower-case names.
     prefill: text that the answer goes on (a trailing assistant message).
     extra: what the dialect needs again for its answer.
-    notes: what was ignored or normalised while parsing.
+    notes: what was normalised while parsing.
+    ignored: what nothing is done with: unknown fields, tool types.
   """
 
   dialect: str
@@ -94,6 +95,7 @@ class Request:
   late_tools: tuple[types.Tool, ...] = ()
   extra: dict[str, Any] = dataclasses.field(default_factory=dict)
   notes: list[str] = dataclasses.field(default_factory=list)
+  ignored: list[str] = dataclasses.field(default_factory=list)
 
   def turns(self, start: int) -> list[Turn]:
     """Canonical turns from raw item `start` (a turn boundary) on."""

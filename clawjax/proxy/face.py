@@ -76,7 +76,14 @@ class Face:
         limit=self.config.body_bytes, timeout_s=self.config.body_s
       )
       begun = time.thread_time()
-      request = http.parse(dialect, body, exchange.headers, session.memory)
+      request = http.parse(
+        dialect,
+        body,
+        exchange.headers,
+        session.memory,
+        reader=session.reader,
+      )
+      self._tell_ignored(session, request)
       if path.endswith('count_tokens'):
         count = session.count(request)
         await exchange.json(200, {'input_tokens': count})
@@ -93,6 +100,16 @@ class Face:
         dialect,
         errors.RequestError('internal error', status=500, kind='engine'),
       )
+
+  @staticmethod
+  def _tell_ignored(
+    session: sessions.Session, request: canonical.Request
+  ) -> None:
+    """Logs what is ignored, once in a session."""
+    for name in request.ignored:
+      if name not in session.ignored:
+        session.ignored.add(name)
+        log.info('session %s: ignored: %s', session.id, name)
 
   def _session_of(
     self, key: str, headers: Mapping[str, str]
@@ -180,6 +197,7 @@ class Face:
       log.warning('session %s: %s', session.id, e)
       exchange.abort()
     finally:
+      session.stats.own_s += served.own_s
       # Our own task was cancelled (shutdown, close).
       if not task.done():
         task.cancel()
@@ -209,7 +227,6 @@ class Face:
       session.stats.engine_s += back - begun
       answer = session.finish(served, sample)
       served.own_s += time.thread_time() - back_cpu
-      session.stats.own_s += served.own_s
       return answer
     except errors.EngineError as e:
       session.fail(served, 'error', f'engine: {e}')
@@ -245,12 +262,17 @@ class Face:
     task: asyncio.Task,
     feed: live.Feed | None,
   ) -> None:
+    begun = time.thread_time()
     stream = dialect.Stream(request, served.answer_id, int(served.start))
     opening = stream.opening(len(served.prompt_ids))
+    served.own_s += time.thread_time() - begun
     if await exchange.wait(task, self.config.grace_s):
       answer = _result(task)
+      begun = time.thread_time()
+      data = opening + stream.closing(answer)
+      served.own_s += time.thread_time() - begun
       await exchange.start_stream()
-      await exchange.send(opening + stream.closing(answer), last=True)
+      await exchange.send(data, last=True)
       return
     await exchange.start_stream()
     await exchange.send(opening)
@@ -294,7 +316,10 @@ class Face:
       if not exchange.started:
         await exchange.start(200, {'content-type': 'application/json'})
       await exchange.send(b' ')
-    body = canonical.dumps(dialect.whole(_result(task), request))
+    answer = _result(task)
+    begun = time.thread_time()
+    body = canonical.dumps(dialect.whole(answer, request))
+    served.own_s += time.thread_time() - begun
     if exchange.started:
       await exchange.send(body, last=True)
     else:

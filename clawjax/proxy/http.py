@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clawjax import errors
-from clawjax.proxy import canonical
+from clawjax.proxy import canonical, growing
 
 _STREAM_HEADERS = {
   'content-type': 'text/event-stream; charset=utf-8',
@@ -50,15 +50,27 @@ def dialect_of(
 
 
 def parse(
-  dialect: Any, body: bytes, headers: Mapping[str, str], memory: Any
+  dialect: Any,
+  body: bytes,
+  headers: Mapping[str, str],
+  memory: Any,
+  *,
+  reader: growing.Reader,
 ) -> canonical.Request:
   """Body bytes to a canonical request.
+
+  Args:
+    dialect: module of the endpoint.
+    body: as it came.
+    headers: lower-case names.
+    memory: of the session, see `Session.memory`.
+    reader: of the session's bodies.
 
   Raises:
     RequestError: the body is not a JSON object that the dialect can read.
   """
   try:
-    value = canonical.loads(body)
+    value, marked = reader.read(body)
   except ValueError as e:
     raise errors.RequestError(f'the body is not valid JSON: {e}') from e
   if not isinstance(value, dict):
@@ -66,8 +78,10 @@ def parse(
       f'wanted a JSON object, got {type(value).__name__}'
     )
   request = dialect.parse(value, headers, memory)
-  if b'"cache_control"' in body:
+  if marked:
     request.notes.append('cache_control')
+  unknown = sorted(value.keys() - dialect.FIELDS)
+  request.ignored += [f'field {name}' for name in unknown]
   return request
 
 

@@ -196,6 +196,15 @@ def _thinking(body: Mapping[str, Any]) -> bool | None:
 
 
 _SAMPLING = ('temperature', 'top_p', 'top_k', 'min_p', 'seed')
+# What is read of a body; the rest is ignored.
+FIELDS = frozenset(
+  (
+    *('model', 'messages', 'n', 'tools', 'tool_choice', 'stream'),
+    *('parallel_tool_calls', 'stream_options', 'max_completion_tokens'),
+    *('max_tokens', 'stop', 'logprobs', 'chat_template_kwargs'),
+    *('enable_thinking', 'reasoning_effort', *_SAMPLING),
+  )
+)
 
 
 def parse(

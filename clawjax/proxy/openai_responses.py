@@ -64,6 +64,14 @@ def resolved(body: Mapping[str, Any], memory: Mapping[str, Any]) -> list[Any]:
 
 
 _SAMPLING = ('temperature', 'top_p', 'top_k')
+# What is read of a body; the rest is ignored.
+FIELDS = frozenset(
+  (
+    *('model', 'input', 'previous_response_id', 'instructions', 'tools'),
+    *('include', 'reasoning', 'stream', 'max_output_tokens', 'tool_choice'),
+    *('parallel_tool_calls', 'store', 'metadata', *_SAMPLING),
+  )
+)
 
 
 def parse(
@@ -87,7 +95,8 @@ def parse(
     content = canonical.dict_of(items[start]).get('content')
     system.append(openai_chat.text_of(content))
     start += 1
-  tools, spaces, freeform = responses_items.tools_of(body.get('tools'))
+  ignored: list[str] = []
+  tools, spaces, freeform = responses_items.tools_of(body.get('tools'), ignored)
   include = canonical.list_of(body.get('include'))
   reasoning = canonical.dict_of(body.get('reasoning'))
   request = canonical.Request(
@@ -106,6 +115,7 @@ def parse(
     parallel=body.get('parallel_tool_calls') is not False,
     sampling={k: body[k] for k in _SAMPLING if body.get(k) is not None},
     headers=headers,
+    ignored=ignored,
     extra={
       'spaces': spaces,
       'custom': freeform,

@@ -80,6 +80,8 @@ class Prompter:
     root = self._head(request, applied, made)
     match = self._match(root, request, applied)
     node, points = match.node, list(match.points)
+    if unpaired(node, match.new):
+      applied.append('unpaired_tools')
     for turn in match.new:
       node = self._render(node, turn, applied, made)
       points.append((turn.end, node))
@@ -231,3 +233,26 @@ class Prompter:
       cause = breaks.head_cause(head, self.heads) or cause
       self.heads.append(head)
     return cause
+
+
+def unpaired(node: tree.Node, turns: Sequence[canonical.Turn]) -> bool:
+  """Whether results stand without their calls, or calls without results.
+
+  A client that was interrupted, or edits its history, sends such turns. They
+  are rendered as they come; the call's record says so.
+
+  Args:
+    node: the turn before.
+    turns: what comes after it.
+  """
+  role, open_calls = node.role, bool(node.ids)
+  for turn in turns:
+    if turn.role == 'system':
+      continue
+    if turn.role == 'tool' and role != 'assistant':
+      return True
+    if open_calls and turn.role != 'tool':
+      return True
+    role = turn.role
+    open_calls = bool(turn.messages[0].calls)
+  return False

@@ -19,6 +19,7 @@ NAME = openai_responses.NAME
 KEEP_ALIVE = openai_responses.KEEP_ALIVE
 error = openai_responses.error
 overflow = openai_responses.overflow
+FIELDS = openai_responses.FIELDS
 
 # `proxy.roles` knows this by its first words.
 ASK = (

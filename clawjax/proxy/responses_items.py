@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clawjax import types
 from clawjax.proxy import canonical, openai_chat
+
+log = logging.getLogger(__name__)
 
 _BLOB = 'clawjax-v1.'
 _SUMMARY = 'Summary of the conversation so far:\n\n'
@@ -165,6 +168,8 @@ def turns(items: Sequence[Any], start: int) -> list[canonical.Turn]:
         text = summary(items[i]) or openai_chat.text_of(content)
         message = types.Message('system' if what == 'system' else 'user', text)
         found.append(canonical.Turn((message,), i + 1))
+      else:
+        log.info('skipped an item of type %s', kind(items[i]) or 'none')
       i += 1
       continue
     run, end = [items[i]], i + 1
@@ -232,9 +237,12 @@ def _freeform(entry: Mapping[str, Any]) -> types.Tool:
 
 
 def tools_of(
-  value: Any,
+  value: Any, ignored: list[str]
 ) -> tuple[tuple[types.Tool, ...], dict[str, tuple[str, str]], set[str]]:
-  """Offered tools, flat name -> (namespace, name), and freeform names."""
+  """Offered tools, flat name -> (namespace, name), and freeform names.
+
+  What cannot be offered to the model goes to `ignored` by its type.
+  """
   tools: list[types.Tool] = []
   spaces: dict[str, tuple[str, str]] = {}
   freeform: set[str] = set()
@@ -263,6 +271,7 @@ def tools_of(
         return
       tool = found[0]
     else:
+      ignored.append(f'tool of type {what}')
       return
     flat = flat_name(space, tool.name) if space else tool.name
     if space:

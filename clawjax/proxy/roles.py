@@ -2,7 +2,7 @@
 
 A conversation starts with a call that extends no sampled answer. The main one
 is the first that carries the task's instruction (when it is known) and offers
-tools. A later conversation is a sub-agent when its opening holds an argument
+tools; a request for one token that does not is a probe, and never it. A later conversation is a sub-agent when its opening holds an argument
 that was sampled earlier, and a compaction when it holds an answer that was
 sampled earlier (its `<summary>` alone is enough); that answer's own call is
 then compaction too. When it holds both, the longer one says what it is: a
@@ -102,7 +102,6 @@ def _main_start(starts: Sequence[Served], instruction: str) -> Served | None:
     lambda s: wanted and wanted in _plain(s.user_text) and not _probe(s),
     lambda s: s.has_tools and not _probe(s),
     lambda s: not _probe(s),
-    lambda s: True,
   ]
   for fits in order:
     for served in starts:
@@ -158,8 +157,10 @@ def _opening_role(
   roles: dict[str, tuple[types.Role, str]],
   by_id: dict[str, Served],
 ) -> tuple[types.Role, str]:
-  if served is main or main is None:
+  if served is main:
     return 'main', ''
+  if main is None:
+    return 'side', 'a probe'
   opening = _plain(served.user_text)
   same = _plain(main.user_text)
   if served.index > main.index:

@@ -25,6 +25,7 @@ from clawjax.proxy import (
   answers,
   canonical,
   capture,
+  growing,
   prompting,
   roles,
   tree,
@@ -68,6 +69,8 @@ class Session:
     prompter: finds and renders their prompts; it holds `rules`, `tree` and
       `heads`.
     memory: what a dialect wants to find again (stored responses).
+    reader: of its requests' bodies.
+    ignored: names of what was not understood in them, see `Request.ignored`.
     gate: awaited with a call's number before it is sampled, or None.
   """
 
@@ -91,6 +94,8 @@ class Session:
     self.served: list[Served] = []
     self.by_call: dict[str, Served] = {}
     self.memory: dict[str, Any] = {}
+    self.reader = growing.Reader()
+    self.ignored: set[str] = set()
     self.heads = self.prompter.heads
     self.closed = False
     self.gate: Callable[[int], Awaitable[None]] | None = None

@@ -120,7 +120,8 @@ async def test_messages_stop_counts_in_visible_text_and_ids_are_kept(bench):
     assert '<|im_end|>' not in kept
 
 
-async def test_messages_unknown_things_are_ignored(bench):
+async def test_messages_unknown_things_are_ignored(bench, caplog):
+  caplog.set_level('INFO', 'clawjax.proxy')
   async with bench(['ok']) as b:
     body = {
       'context_management': {'edits': [{'type': 'clear', 'keep': 'all'}]},
@@ -130,8 +131,16 @@ async def test_messages_unknown_things_are_ignored(bench):
       'tools': [BASH_MESSAGES, {'type': 'web_search_20250305', 'name': 'web'}],
     }
     headers = {'anthropic-beta': 'unknown-2099-01-01', 'x-other': '1'}
-    (text,) = await prompts(b, 'messages?beta=true', body, headers=headers)
+    text, _ = await prompts(
+      b, 'messages?beta=true', body, body, headers=headers
+    )
   assert '"bash"' in text and 'web' not in text
+  told = [r.message.partition('ignored: ')[2] for r in caplog.records]
+  assert [t for t in told if t] == [  # Once in a session.
+    'field context_management',
+    'field metadata',
+    'field output_config',
+  ]
 
 
 async def test_messages_system_turns_stay_in_place(bench):
@@ -521,6 +530,14 @@ async def test_chat_broken_histories_are_rendered(bench):
         ]
       },
     )
+    answered = [
+      *USER,
+      {'role': 'assistant', 'tool_calls': [made('{}')]},
+      {'role': 'tool', 'tool_call_id': 'c', 'content': 'out'},
+    ]
+    await prompts(b, 'chat/completions', {'messages': answered})
+    marked = ['unpaired_tools' in c.normalised for c in b.calls()]
+  assert marked == [True, True, False]
   assert '{"name": "bash", "arguments": {bad}' in texts[0]
   assert '"arguments": {"a": 1}}' in texts[1]
 
@@ -858,13 +875,17 @@ async def test_responses_namespace_tools(bench):
     assert b.calls()[1].parent == b.calls()[0].call_id
 
 
-async def test_responses_unsupported_tools_and_options(bench):
+async def test_responses_unsupported_tools_and_options(bench, caplog):
+  caplog.set_level('INFO', 'clawjax.proxy')
   async with bench(['ok']) as b:
     (text,) = await prompts(
       b,
       'responses',
       {
-        'input': 'hi',
+        'input': [
+          {'role': 'user', 'content': 'hi'},
+          {'type': 'from_the_future', 'x': 1},
+        ],
         'tools': [
           {'type': 'web_search', 'external_web_access': False},
           {'type': 'image_generation'},
@@ -881,6 +902,18 @@ async def test_responses_unsupported_tools_and_options(bench):
     )
   assert text.count('"type": "function"') == 2
   assert 'web_search' not in text
+  told = [r.message.partition('ignored: ')[2] for r in caplog.records]
+  assert {t for t in told if t} == {
+    'tool of type web_search',
+    'tool of type image_generation',
+    'tool of type local_shell',
+    'tool of type None',
+    'field text',
+    'field truncation',
+    'field client_metadata',
+    'field max_tokens',  # Of another dialect.
+  }
+  assert 'from_the_future' in caplog.text
 
 
 async def test_responses_unknown_references_are_errors(bench):

@@ -258,6 +258,14 @@ async def test_roles(bench):
     )
 
 
+async def test_a_probe_alone_is_not_trained(bench):
+  async with bench(['x', 'x']) as b:
+    await chat(b, [{'role': 'user', 'content': 'quota'}], max_tokens=1)
+    assert [c.role for c in b.calls()] == ['side']
+    await chat(b, [USER])
+    assert [c.role for c in b.calls()] == ['side', 'main']
+
+
 async def test_interleaved_conversations_are_two_chains(bench):
   script = [call('a1'), call('b1'), call('a2'), call('b2'), 'a3']
   async with bench(script) as b:
