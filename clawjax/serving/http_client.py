@@ -6,6 +6,10 @@ call carries a fresh request id. A call whose connection broke is sent again
 with the same id: a server that had sampled already answers the same sample, so
 no record ever holds two. `busy` is waited out, longer each time; every other
 refusal is raised as the server named it.
+
+A caller that wants ids as they are drawn (`on_tokens`) is told of them from the
+first connection that brings any. What a repeated call brings must begin with
+them, or it is a failure: what was told cannot be taken back.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import numpy as np
 
 from clawjax.errors import EngineError
 from clawjax.serving import wire
+from clawjax.serving.request import OnTokens
 from clawjax.types import Sample, SamplingParams
 
 
@@ -128,8 +133,15 @@ class HttpClient:
     *,
     session_id: str = '',
     call_index: int = 0,
+    on_tokens: OnTokens | None = None,
   ) -> Sample:
-    """See `clawjax.types.SamplingClient`."""
+    """See `clawjax.types.SamplingClient`.
+
+    Args:
+      prompt_ids, params, session_id, call_index: see there.
+      on_tokens: called on the event loop with new ids, their log-probs and
+        the policy version, as they come.
+    """
     prompt = np.asarray(prompt_ids, np.int32)
     body = wire.dump(
       {
@@ -138,9 +150,11 @@ class HttpClient:
         'session_id': session_id,
         'call_index': call_index,
         'request_id': uuid.uuid4().hex,
+        'stream': on_tokens is not None,
       },
       self._kind,
     )
+    told: list[int] = []
     pause, last = self._pause_s, None
     for attempt in range(self._retries + 1):
       if attempt:
@@ -148,7 +162,9 @@ class HttpClient:
         pause *= 2
       server = self._choose(session_id)
       try:
-        return await self._send(server, body)
+        if on_tokens is None:
+          return await self._send(server, body)
+        return await self._stream(server, body, on_tokens, told)
       except httpx.TransportError as error:
         # The same server once more (it may have sampled), then another one.
         last = EngineError(f'{server.url} did not answer: {error!r}')
@@ -168,24 +184,77 @@ class HttpClient:
       content=body,
       headers={'content-type': self._kind, 'accept': self._kind},
     )
-    kind = answer.headers.get('content-type', wire.JSON)
     if answer.status_code != 200:
-      try:
-        error = answer.json()['error']
-        raise EngineError(str(error['message']), kind=str(error['kind']))
-      except (ValueError, KeyError, TypeError):
-        raise EngineError(
-          f'{server.url} answered {answer.status_code}: {answer.text[:200]}'
-        ) from None
-    data = wire.load(answer.content, kind)
-    server.policy_version = int(data['policy_version'])
-    sample = wire.sample_from_message(data['sample'])
-    check_sample(sample)
-    return sample
+      raise _refusal(server, answer)
+    kind = answer.headers.get('content-type', wire.JSON)
+    return _sample(server, wire.load(answer.content, kind))
+
+  async def _stream(
+    self,
+    server: _Server,
+    body: bytes,
+    on_tokens: OnTokens,
+    told: list[int],
+  ) -> Sample:
+    """Sends a call and hears its ids as they are drawn.
+
+    Args:
+      server, body: as in `_send`.
+      on_tokens: hears them.
+      told: ids that it has heard; grows, unless it held some at the start:
+        then it is an earlier connection's, and nothing more is told.
+    """
+    fresh = not told
+    async with self._http.stream(
+      'POST',
+      server.url + '/v1/sample',
+      content=body,
+      headers={'content-type': self._kind},
+    ) as answer:
+      if answer.status_code != 200:
+        await answer.aread()
+        raise _refusal(server, answer)
+      async for line in answer.aiter_lines():
+        data = wire.load(line.encode(), wire.JSON)
+        if 'error' in data:
+          raise _error(data)
+        if 'sample' in data:
+          sample = _sample(server, data)
+          if sample.token_ids[: len(told)].tolist() != told:
+            raise EngineError(
+              f'{server.url}: the answer that had begun is lost', kind='crashed'
+            )
+          return sample
+        if fresh:
+          told += data['token_ids']
+          on_tokens(data['token_ids'], data['logprobs'], data['policy_version'])
+    raise httpx.RemoteProtocolError('the stream ended before its answer')
 
   async def close(self) -> None:
     """Closes the connections."""
     await self._http.aclose()
+
+
+def _error(data: dict[str, Any]) -> EngineError:
+  error = data['error']
+  return EngineError(str(error['message']), kind=str(error['kind']))
+
+
+def _refusal(server: _Server, answer: httpx.Response) -> EngineError:
+  try:
+    return _error(answer.json())
+  except (ValueError, KeyError, TypeError):
+    return EngineError(
+      f'{server.url} answered {answer.status_code}: {answer.text[:200]}'
+    )
+
+
+def _sample(server: _Server, data: dict[str, Any]) -> Sample:
+  """The sample of an answer; its server's version is noted."""
+  server.policy_version = int(data['policy_version'])
+  sample = wire.sample_from_message(data['sample'])
+  check_sample(sample)
+  return sample
 
 
 def check_sample(sample: Sample) -> None:

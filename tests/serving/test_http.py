@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import threading
 
 import httpx
 import numpy as np
 import pytest
 
+from clawjax.chat import tokenizers
 from clawjax.errors import CheckpointError, EngineError
+from clawjax.proxy import app, serve
 from clawjax.serving import wire
 from clawjax.serving.http_client import HttpClient
 from clawjax.serving.scheduler import Scheduler
@@ -315,3 +318,110 @@ async def test_no_server_is_an_error():
       ['http://a', 'http://b'],
       http=httpx.AsyncClient(transport=httpx.MockTransport(cluster)),
     )
+
+
+# ---- ids as they are drawn -------------------------------------------------
+
+
+async def test_ids_are_told_as_they_are_drawn(running):
+  """Over a real socket; the next burst waits until the first one was told."""
+  engine, told = running.engine, []
+  begun, heard = threading.Event(), threading.Event()
+  decode = engine.decode
+
+  def held(*args, **options):
+    assert not begun.is_set() or heard.wait(120)
+    begun.set()
+    return decode(*args, **options)
+
+  engine.decode = held
+
+  def on_tokens(ids, logprobs, version):
+    assert len(ids) == len(logprobs) and version == 0
+    told.append(ids)
+    heard.set()
+
+  async with serve.serve(Server(running).app) as url:
+    client = await HttpClient.connect([url])
+    sample = await client.sample(
+      PROMPT, SamplingParams(max_tokens=10), on_tokens=on_tokens
+    )
+    await client.close()
+  assert len(told) > 1
+  assert sum(told, []) == sample.token_ids.tolist() == expected(PROMPT, 10)
+  assert sample.logprobs.dtype == np.float32
+
+
+async def test_the_proxy_takes_it_for_streams_as_sampled():
+  client = HttpClient(['http://a'])
+  tokenizer = tokenizers.load('tiny')
+  app.Proxy(client, tokenizer, config=app.ProxyConfig(stream_sampled=True))
+  await client.close()
+
+
+class Streams:
+  """Streams of two parts and an answer, one per request; some break off."""
+
+  def __init__(self, *answers):
+    self.answers = list(answers)
+
+  def __call__(self, request):
+    data = wire.load(request.content, request.headers['content-type'])
+    assert data['stream'] is True
+    ids, cut, error = self.answers.pop(0)
+    lines = [
+      {'token_ids': ids[:2], 'logprobs': [-1.0, -1.0], 'policy_version': 3},
+      {'token_ids': ids[2:], 'logprobs': [-1.0], 'policy_version': 3},
+      {
+        'sample': {
+          'token_ids': ids,
+          'logprobs': [-1.0] * len(ids),
+          'finish': 'stop',
+        },
+        'policy_version': 3,
+      },
+    ][: 3 - cut]
+    if error:
+      lines.append({'error': {'kind': error, 'message': 'no'}})
+    text = ''.join(json.dumps(line) + '\n' for line in lines)
+    return httpx.Response(200, text=text)
+
+  async def sample(self):
+    transport = httpx.MockTransport(self)
+    told = []
+    client = HttpClient(
+      ['http://a'], http=httpx.AsyncClient(transport=transport), pause_s=0.001
+    )
+    try:
+      sample = await client.sample(
+        PROMPT, SamplingParams(), on_tokens=lambda *part: told.append(part[0])
+      )
+    finally:
+      await client.close()
+      self.told = told
+    assert client._servers[0].policy_version == 3
+    return sample.token_ids.tolist()
+
+
+async def test_a_stream_that_breaks_is_gone_on_with_and_told_once():
+  streams = Streams(([7, 8, 9], 2, ''), ([7, 8, 9], 0, ''))
+  assert await streams.sample() == [7, 8, 9]
+  assert streams.told == [[7, 8]]  # What comes after it is in the answer.
+
+
+async def test_another_answer_than_the_one_told_is_a_failure():
+  streams = Streams(([7, 8, 9], 1, ''), ([7, 5, 9], 0, ''))
+  with pytest.raises(EngineError, match='had begun is lost') as error:
+    await streams.sample()
+  assert error.value.kind == 'crashed'
+  assert streams.told == [[7, 8], [9]]
+
+
+async def test_errors_inside_a_stream():
+  busy = Streams(([7, 8, 9], 3, 'busy'), ([7, 8, 9], 0, ''))
+  assert await busy.sample() == [7, 8, 9]
+  assert busy.told == [[7, 8], [9]]
+  refused = Streams(([7, 8, 9], 3, 'too_long'))
+  with pytest.raises(EngineError) as error:
+    await refused.sample()
+  assert error.value.kind == 'too_long' and refused.told == []
