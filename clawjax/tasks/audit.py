@@ -7,7 +7,8 @@ Every task with a grader gets probes that need no understanding of it: leaving
 everything alone, removing everything, and making each file that the instruction
 names, empty, with the instruction in it, or with all inputs in it. Where a
 solution is known (our scripted expert, a Harbor `solve.sh`) it must score 1, and
-the expert's scripted mistakes below 0.5. A grader that gives no number, or two
+the expert's scripted mistakes below 0.5; a probe that leaves just what the
+solution leaves is no finding. A grader that gives no number, or two
 numbers for one workspace, is a finding too, and so is hidden text in the agent's
 files.
 """
@@ -137,6 +138,7 @@ async def _task(
   solve: bool,
 ) -> list[Finding]:
   found = [Finding(task.id, 'leak', text) for text in guards.leaks(task)]
+  cheap: list[tuple[Finding, dict[str, bytes]]] = []
 
   async def score(probe: str, files: Mapping[str, bytes]) -> float | None:
     try:
@@ -163,9 +165,9 @@ async def _task(
         text = f'one workspace scored {value:g} and {again:g}'
         found.append(Finding(task.id, 'not_deterministic', text))
     elif value >= CHEAP_MOST:
-      found.append(
-        Finding(task.id, 'cheap_score', f'{probe} scores {value:.2f}')
-      )
+      text = f'{probe} scores {value:.2f}'
+      cheap.append((Finding(task.id, 'cheap_score', text), files))
+  solved: Mapping[str, bytes] | None = None
   if solve:
     for name, commands, hidden in solutions(task):
       try:
@@ -174,6 +176,8 @@ async def _task(
         found.append(Finding(task.id, 'grader_fails', f'{name}: {error}'))
         continue
       value = await score(name, files)
+      if name == 'solution':
+        solved = files
       if value is None:
         continue
       if name == 'solution' and value < 1.0:
@@ -181,6 +185,8 @@ async def _task(
       if name != 'solution' and value >= CHEAP_MOST:
         text = f'mistake {name} scores {value:.2f}'
         found.append(Finding(task.id, 'mistake_passes', text))
+  # A probe may happen on the solution: all inputs in one file, for one.
+  found += [finding for finding, files in cheap if files != solved]
   return found
 
 

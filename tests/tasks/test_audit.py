@@ -72,3 +72,17 @@ def test_files_that_an_instruction_names():
   )
   task = types.Task('t/1', (text,), {'in.txt': b''})
   assert audit.named_files(task) == ['a/b.csv', 'out/report.md', 'x.json']
+
+
+async def test_a_probe_that_is_the_solution_is_no_finding(folder_backend):
+  """'Join both files': all inputs in one file is what was asked for."""
+  task = next(
+    t
+    for t in synth.tasks('train', count=20, families=['combine'])
+    if synth.script(t)[0].split()[1:3] == sorted(t.files)
+  )
+  done = await audit.audit([task], folder_backend)
+  assert done.scores[task.id]['flood'] == 1.0
+  assert not done.findings
+  blind = await audit.audit([task], folder_backend, solve=False)
+  assert [f.code for f in blind.findings] == ['cheap_score']
