@@ -52,7 +52,8 @@ def reduce(
     elif word == 'WORKDIR':
       here = posixpath.normpath(posixpath.join(here, rest.strip('"\'')))
     elif word in ('COPY', 'ADD'):
-      files.update(_copied(context, rest, here, line, limit))
+      taken = sum(map(len, files.values()))
+      files.update(_copied(context, rest, here, line, limit=limit, taken=taken))
     elif word == 'RUN':
       parts = [p.strip() for p in re.split(r'&&|;|\n', rest) if p.strip()]
       if not all(_HARMLESS.match(p) for p in parts):
@@ -95,7 +96,13 @@ def instructions(text: str) -> list[tuple[str, str]]:
 
 
 def _copied(
-  context: pathlib.Path, rest: str, here: str, line: str, limit: int
+  context: pathlib.Path,
+  rest: str,
+  here: str,
+  line: str,
+  *,
+  limit: int,
+  taken: int,
 ) -> dict[str, bytes]:
   """Absolute path -> content of one COPY."""
   if rest.startswith('['):
@@ -124,8 +131,11 @@ def _copied(
     if not matches:
       raise Broken('missing_file', f'{source} is not in the build folder')
     for match in matches:
+      so_far = taken + sum(map(len, files.values()))
       if match.is_dir():
-        for inner, data in tree.read_tree(match, max_bytes=limit).items():
+        for inner, data in tree.read_tree(
+          match, max_bytes=limit, taken=so_far
+        ).items():
           if match == context and inner == 'Dockerfile':
             continue
           files[posixpath.normpath(posixpath.join(goal, inner))] = data
@@ -133,5 +143,6 @@ def _copied(
         if not match.resolve().is_relative_to(context.resolve()):
           raise Broken('path_escape', f'{source!r} leaves the build folder')
         path = posixpath.join(goal, match.name) if as_folder else goal
-        files[posixpath.normpath(path)] = match.read_bytes()
+        content = tree.read_file(match, max_bytes=limit, taken=so_far)
+        files[posixpath.normpath(path)] = content
   return files

@@ -191,9 +191,11 @@ def _workspace(
     raise Broken('bad_field', 'workspace_files: wanted a list')
   assets = file.parent.parent / 'assets'
   files: dict[str, bytes] = {}
+  limit = options['max_bytes']
   for entry in entries:
     if not isinstance(entry, dict):
       raise Broken('bad_field', f'workspace_files: {entry!r:.60}')
+    taken = sum(map(len, files.values()))
     if 'content' in entry:
       path = tree.plain(entry.get('path') or entry.get('dest'), 'path')
       files[path] = str(entry['content']).encode()
@@ -209,13 +211,14 @@ def _workspace(
     if not found.resolve().is_relative_to(assets.resolve()):
       raise Broken('path_escape', f'assets/{source} leaves the folder')
     if found.is_dir():
-      for inner, data in tree.read_tree(found).items():
+      for inner, data in tree.read_tree(
+        found, max_bytes=limit, taken=taken
+      ).items():
         files[f'{dest}/{inner}'] = data
     else:
-      files[dest] = found.read_bytes()
-    if sum(map(len, files.values())) > options['max_bytes']:
-      limit = options['max_bytes'] >> 20
-      raise Broken('too_large', f'more than {limit} MiB of files')
+      files[dest] = tree.read_file(found, max_bytes=limit, taken=taken)
+  if sum(map(len, files.values())) > limit:
+    raise tree.too_large(limit)
   return files
 
 

@@ -44,15 +44,26 @@ def plain(path: Any, what: str = 'path') -> str:
 
 
 def read_tree(
-  folder: pathlib.Path, *, max_bytes: int = MAX_BYTES, skip: set[str] = _SKIP
+  folder: pathlib.Path,
+  *,
+  max_bytes: int = MAX_BYTES,
+  taken: int = 0,
+  skip: set[str] = _SKIP,
 ) -> dict[str, bytes]:
   """All files below a folder, by relative path.
 
   Links to files inside are read; a link that leaves the folder is an error.
+  Nothing is read of a file that does not fit.
+
+  Args:
+    folder: where they are.
+    max_bytes: of the whole workspace.
+    taken: how much of that other files have.
+    skip: names that are left out.
   """
   root = folder.resolve()
   found: dict[str, bytes] = {}
-  total = 0
+  total = taken
   for base, folders, names in os.walk(folder, followlinks=False):
     folders[:] = sorted(f for f in folders if f not in skip)
     for name in [*sorted(names), *folders]:
@@ -66,13 +77,25 @@ def read_tree(
         continue
       total += path.stat().st_size
       if total > max_bytes or len(found) >= MAX_FILES:
-        raise Broken(
-          'too_large',
-          f'wanted at most {max_bytes >> 20} MiB and {MAX_FILES} files; '
-          'give --max-mib to load it all the same',
-        )
+        raise too_large(max_bytes)
       found[relative] = path.read_bytes()
   return found
+
+
+def read_file(path: pathlib.Path, *, max_bytes: int, taken: int) -> bytes:
+  """One file of a workspace; arguments as in `read_tree`."""
+  if taken + path.stat().st_size > max_bytes:
+    raise too_large(max_bytes)
+  return path.read_bytes()
+
+
+def too_large(max_bytes: int) -> Broken:
+  """The error of a workspace over its limit."""
+  return Broken(
+    'too_large',
+    f'wanted at most {max_bytes >> 20} MiB and {MAX_FILES} files; '
+    'give --max-mib to load it all the same',
+  )
 
 
 def executables(folder: pathlib.Path) -> list[str]:
