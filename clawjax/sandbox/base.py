@@ -79,7 +79,8 @@ class SandboxSpec(Limits):
     readonly: (host path, inside path) pairs, visible but not writable.
     socket_dir: host folder with the proxy's socket, or None for no way out.
     env: variables of every command; nothing is inherited from the host.
-    image: what the root is made of, where the backend has images.
+    image: what the root is made of, where the backend has images: a name, or
+      'build:FOLDER' for one with a Dockerfile.
     label: who it is for (a rollout id); for people and sweeps.
   """
 

@@ -6,7 +6,7 @@ Loaders put it into a task's metadata:
   executable    files of the workspace that may be run
   env           variables of every command
   image         what the root is made of ('' and absent: the backend's own)
-  build         folder of a Dockerfile that somebody has to build first
+  build         folder of a Dockerfile, the root's if there is no image
   new_session   per user message: the harness starts afresh, in the same workspace
 
 A backend that cannot give what is asked for refuses; nothing is run in another
@@ -45,12 +45,8 @@ def spec(
     TaskError: the backend cannot give what the task asks for.
   """
   image = str(task.metadata.get('image') or '')
-  if task.metadata.get('build') and not image:
-    raise errors.TaskError(
-      f'{task.id}: its image is not built; build {task.metadata["build"]} '
-      '(docker build -t NAME FOLDER) and name it in task.toml, '
-      'environment.docker_image'
-    )
+  if not image and (folder := task.metadata.get('build')):
+    image = f'build:{folder}'
   if image and backend.name not in WITH_IMAGES:
     raise errors.TaskError(
       f'{task.id}: wants the image {image}, and the backend {backend.name} '

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import pytest
 
 from clawjax import sandbox
 from clawjax.errors import SandboxError
-from clawjax.sandbox import base
+from clawjax.sandbox import base, docker_images
 from clawjax.sandbox import docker as docker_lib
 
 pytestmark = pytest.mark.slow
@@ -104,7 +105,8 @@ def state(client):
   )
 
 
-async def test_sweep_after_kill_9(docker_backend, dockerd):
+async def test_nothing_is_left_after_kill_9(docker_backend, dockerd):
+  """A container ends with its owner, and needs no sweep for it."""
   [host] = docker_backend._open()
   before = state(host.client)
   owner = subprocess.Popen(
@@ -114,14 +116,63 @@ async def test_sweep_after_kill_9(docker_backend, dockerd):
     env=os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)},
   )
   name = owner.stdout.readline().strip()
+  assert await docker_backend.sweep() == 0  # its owner is alive
   assert name in state(host.client)[0]
-  await docker_backend.sweep()
-  assert name in state(host.client)[0]  # its owner is alive
   owner.send_signal(signal.SIGKILL)
   owner.wait()
   owner.stdout.close()
+  end = time.monotonic() + 120
+  while state(host.client) != before:
+    assert time.monotonic() < end, state(host.client)
+    await asyncio.sleep(0.2)
+
+
+async def test_sweep(docker_backend):
+  """A container whose owner died before it was started."""
+  [host] = docker_backend._open()
+  before = state(host.client)
+  us = docker_lib.owner()
+  label = us.rpartition(':')[0]  # our pid, of an earlier process
+  for name, owner in (('other', 'elsewhere:1:2'), ('dead', f'{label}:7')):
+    host.client.containers.create(
+      'clawjax-local:1',
+      ['/bin/true'],
+      name=f'clawjax-test-{name}',
+      labels={docker_lib.LABEL: owner},
+    )
   assert await docker_backend.sweep() == 1
+  left = host.client.containers.get('clawjax-test-other')
+  assert {left.name} == state(host.client)[0] - before[0]
+  left.remove()
   assert state(host.client) == before
+
+
+async def test_an_image_of_a_dockerfile(docker_backend, tmp_path):
+  """Made once for what is in its folder."""
+  (tmp_path / 'Dockerfile').write_text(
+    'FROM clawjax-local:1\nCOPY words /opt/words\n'
+  )
+  [host] = docker_backend._open()
+  made = []
+  for words in ('one', 'two', 'two'):
+    (tmp_path / 'words').write_text(words)
+    spec = base.SandboxSpec(
+      image=f'build:{tmp_path}', readonly=(('/usr', '/usr'),)
+    )
+    boxes = await asyncio.gather(
+      docker_backend.create(spec), docker_backend.create(spec)
+    )
+    for box in boxes:
+      result = await box.exec(['cat', '/opt/words'])
+      assert result.stdout.decode() == words, result
+      made.append(box.container.attrs['Image'])
+      await box.destroy()
+  assert len(set(made[:2])) == len(set(made[2:])) == 1 and len(set(made)) == 2
+  for image in set(made):
+    host.client.images.remove(image, force=True)
+  (tmp_path / 'Dockerfile').write_text('FROM clawjax-local:1\nCOPY no /x\n')
+  with pytest.raises(SandboxError, match='COPY'):
+    await docker_backend.create(spec)
 
 
 async def test_a_hung_destroy_is_done_over_another_connection(
@@ -148,7 +199,7 @@ async def test_an_image_stands_in_for_the_mounts_it_names(
   [host] = docker_backend._open()
   held = json.dumps({'/opt/h': 'pi-2', '/opt/harness-cache': ''})
   host.client.api.import_image_from_data(
-    docker_lib.local_image_tar(),
+    docker_images.local_tar(),
     repository='clawjax-test-bundle',
     changes=[f"LABEL clawjax.bundle='{held}'", 'CMD true'],
   )
