@@ -244,7 +244,8 @@ def _loaded(cell: bench.Cell) -> str:
   parts = []
   for key in ('path', 'format', 'loaded', 'run', 'unsupported', 'broken'):
     if facts.get(key) not in (None, ''):
-      parts.append(f'<li>{key} <b>{page.escape(facts[key])}</b></li>')
+      label = 'tasks run' if key == 'run' else key
+      parts.append(f'<li>{label} <b>{page.escape(facts[key])}</b></li>')
   if facts.get('commit'):
     parts.append(f'<li>commit <b>{page.escape(facts["commit"][:12])}</b></li>')
   out = f'<ul class="facts">{"".join(parts)}</ul>' if parts else ''
@@ -448,9 +449,13 @@ def _errors(cells: Sequence[bench.Cell]) -> str:
   return page.section(
     'Outcomes other than ok',
     page.table(
-      ['model', 'harness', 'outcome', '', 'reason', 'rollouts'],
-      [[*map(page.escape, k), f'{n:,}'] for k, n in seen.most_common(40)],
-      text_columns=range(5),
+      ['model', 'harness', 'outcome', 'reward', 'rollouts', 'reason'],
+      [
+        [*map(page.escape, k[:-1]), f'{n:,}', page.escape(k[-1])]
+        for k, n in seen.most_common(40)
+      ],
+      text_columns=range(4),
+      wrap_columns=(5,),
     ),
   )
 
@@ -464,6 +469,6 @@ def _what_ran(cells: Sequence[bench.Cell]) -> str:
     ]
     body += page.fold(
       page.escape(cell.label),
-      page.table(['what', 'value'], rows, text_columns=(0, 1)),
+      page.table(['what', 'value'], rows, text_columns=(0,), wrap_columns=(1,)),
     )
   return page.section('What ran', body)

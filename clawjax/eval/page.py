@@ -99,14 +99,22 @@ def table(
   rows: Iterable[Sequence[str]],
   *,
   text_columns: Sequence[int] = (0,),
+  wrap_columns: Sequence[int] = (),
   caption: str = '',
   strong_rows: Sequence[int] = (),
 ) -> str:
-  """A table of ready HTML cells; columns hold numbers unless named as text."""
+  """A table of ready HTML cells; columns hold numbers unless named as text.
+
+  Lines of `wrap_columns` are broken where they are long.
+  """
 
   def cells(tag: str, row: Sequence[str]) -> str:
+    kinds = {
+      **dict.fromkeys(text_columns, ''),
+      **dict.fromkeys(wrap_columns, ' class=wrap'),
+    }
     return ''.join(
-      f'<{tag}{"" if i in text_columns else " class=n"}>{cell}</{tag}>'
+      f'<{tag}{kinds.get(i, " class=n")}>{cell}</{tag}>'
       for i, cell in enumerate(row)
     )
 
