@@ -287,7 +287,7 @@ def main() -> None:
   parser.add_argument('--sessions', type=int, default=32)
   parser.add_argument('--turns', type=int, default=50)
   parser.add_argument(
-    '--words', type=int, default=230, help='per tool result: 20k in the end'
+    '--words', type=int, default=240, help='per tool result: 20k in the end'
   )
   parser.add_argument(
     '--tokenizer', default='qwen3', help='qwen3 (fetched once), tiny, hf:PATH'
