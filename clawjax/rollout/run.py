@@ -398,12 +398,17 @@ def _account(proxy: Proxy, session: Any, progress: _Progress) -> None:
     progress.extra.update(
       exit_code=last.returncode,
       turns=len(progress.results),
-      peak_memory_bytes=max(
-        (r.peak_memory_bytes or 0 for r in progress.results), default=0
+      peak_memory_bytes=_known(
+        max, [r.peak_memory_bytes for r in progress.results]
       ),
-      cpu_seconds=sum(r.cpu_seconds or 0.0 for r in progress.results),
+      cpu_seconds=_known(sum, [r.cpu_seconds for r in progress.results]),
       truncated_output=any(r.truncated for r in progress.results),
     )
+
+
+def _known(total: Callable[[list], Any], values: list) -> Any:
+  """The total, or None where one of the values is unknown."""
+  return None if None in values else total(values)
 
 
 def _outcome(progress: _Progress, harness: Harness) -> tuple[str, str]:

@@ -74,6 +74,7 @@ class DockerSandbox:
     self.relay = _RELAY
     self._pending: dict[str, tuple[bytes, int]] = {}
     self._kills = 0
+    self._cpu_s = 0.0
     self._gone = False
 
   def make(self) -> None:
@@ -309,20 +310,28 @@ class DockerSandbox:
     return dataclasses.replace(result, **facts)
 
   async def _tidy(self) -> dict[str, Any]:
-    """Kills what the command left; memory facts of the container so far."""
+    """Kills what the command left; what the container has used."""
+    # Control groups of version 1, then 2.
     script = (
-      'kill -9 -1 2>/dev/null; cd /sys/fs/cgroup; '
-      'cat memory/memory.max_usage_in_bytes memory.peak 2>/dev/null | head -n1;'
-      'cat memory/memory.oom_control memory.events 2>/dev/null'
+      'kill -9 -1 2>/dev/null; cd /sys/fs/cgroup; exec 2>/dev/null; '
+      'echo peak $(cat memory/memory.max_usage_in_bytes memory.peak); '
+      'echo nanoseconds $(cat cpuacct/cpuacct.usage); cat cpu.stat; '
+      'cat memory/memory.oom_control memory.events'
     )
     result = await self._plain(['sh', '-c', script], timeout_s=20)
-    lines = result.stdout.decode().splitlines()
-    peak = next((int(x) for x in lines if x.isdigit()), None)
-    kills = [int(x.split()[1]) for x in lines if x.startswith('oom_kill ')]
-    before, self._kills = self._kills, sum(kills)
+    pairs = [x.split() for x in result.stdout.decode().splitlines()]
+    found = {p[0]: int(p[1]) for p in pairs if len(p) == 2 and p[1].isdigit()}
+    kills, self._kills = self._kills, found.get('oom_kill', 0)
+    seconds = None
+    if 'nanoseconds' in found:
+      seconds = found['nanoseconds'] / 1e9
+    elif 'usage_usec' in found:
+      seconds = found['usage_usec'] / 1e6
+    before, self._cpu_s = self._cpu_s, seconds or 0.0
     return {
-      'peak_memory_bytes': peak,
-      'out_of_memory': self._kills > before,
+      'peak_memory_bytes': found.get('peak'),
+      'cpu_seconds': None if seconds is None else seconds - before,
+      'out_of_memory': self._kills > kills,
     }
 
   async def _plain(

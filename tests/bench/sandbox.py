@@ -23,8 +23,11 @@ import time
 from clawjax import sandbox
 from clawjax.errors import SandboxError
 from clawjax.sandbox import base, watch
+from clawjax.sandbox.docker import LABEL
 
-uids: set[int] = set()  # of our sandboxes; others may run here too
+# Of our sandboxes; others may run here too.
+uids: set[int] = set()
+ids: set[str] = set()
 
 
 async def ours(backend, steps=None) -> float:
@@ -72,6 +75,7 @@ async def one(backend, kill: bool) -> str:
   """A life that may be cut short at any point."""
   box = await backend.create(base.SandboxSpec())
   uids.add(box.uid)
+  ids.add(box.id)
   try:
     job = asyncio.ensure_future(
       box.exec(['sh', '-c', '(sleep 9 &); sleep 0.05'], timeout_s=20)
@@ -95,6 +99,7 @@ def left(backend) -> dict[str, int]:
     g
     for parent in set(backend.tree.parents.values())
     for g in parent.glob('clawjax-sbx-*')
+    if g.name.removeprefix('clawjax-') in ids
   ]
   mounts = pathlib.Path('/proc/self/mounts').read_text()
   return {
@@ -179,11 +184,13 @@ async def docker(options) -> dict:
 
 
 async def _left(backend) -> dict[str, int]:
-  """What a daemon holds."""
+  """What a daemon holds; of containers only ours, others may use it too."""
   [host] = backend._open()
   client = host.client
   return {
-    'containers': len(client.containers.list(all=True)),
+    'containers': len(
+      client.containers.list(all=True, filters={'label': LABEL})
+    ),
     'networks': len(client.networks.list()),
     'volumes': len(client.volumes.list()),
   }

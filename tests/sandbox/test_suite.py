@@ -121,6 +121,18 @@ async def test_memory_bomb(box):
   assert (await sh(box, 'echo on')).stdout == b'on\n'
 
 
+async def test_cpu_time_of_a_command(box):
+  script = (
+    'import time\nend = time.process_time() + 2\n'
+    'while time.process_time() < end: pass'
+  )
+  busy = await box.exec(['python3', '-c', script])
+  if busy.cpu_seconds is None:
+    pytest.skip('no control groups here')
+  idle = await sh(box, 'sleep 0.1')
+  assert 2 <= busy.cpu_seconds < 20 and idle.cpu_seconds < 2
+
+
 async def test_fork_bomb(box):
   script = 'import os, time\nwhile True:\n  os.fork()'
   start = time.monotonic()
