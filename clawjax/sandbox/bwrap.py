@@ -34,7 +34,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from clawjax.errors import SandboxError
-from clawjax.sandbox import base, cgroups, files, leases, process, watch
+from clawjax.sandbox import base, cgroups, files, leases, process, reach, watch
 
 _RELAY = pathlib.Path(__file__).with_name('relay.py')
 _RUN_BYTES, _SHM_BYTES = 4 * base.MIB, 16 * base.MIB
@@ -53,15 +53,6 @@ def find_bwrap() -> str | None:
     if path.exists():
       return str(path)
   return None
-
-
-def searchable(path: pathlib.Path) -> bool:
-  """Whether any uid can reach `path` and read it."""
-  for folder in path.resolve().parents:
-    if not folder.stat().st_mode & 0o001:
-      return False
-  mode = path.stat().st_mode
-  return bool(mode & 0o004) and (not path.is_dir() or bool(mode & 0o001))
 
 
 class _Mounts:
@@ -140,6 +131,7 @@ class BwrapBackend:
       else cgroups.Tree(1, {}, ('control groups are switched off',))
     )
     self.python = self._find_python()
+    self.reach = reach.Reach(run.path / 'readonly', any_uid=self.as_root)
     self._run = run
     return run
 
@@ -149,7 +141,7 @@ class BwrapBackend:
     if system.exists():
       return str(system), None
     prefix = pathlib.Path(sys.base_prefix)
-    if self.as_root and not searchable(prefix):
+    if self.as_root and not reach.searchable(prefix):
       raise SandboxError(
         f'no /usr/bin/python3, and {prefix} cannot be reached by other users: '
         'install python3 from the distribution'
@@ -160,9 +152,12 @@ class BwrapBackend:
     """Makes a sandbox, looks around in it and ends it."""
     try:
       run = self._open()
-      version = subprocess.run(
-        [self.bwrap, '--version'], capture_output=True, text=True, check=True
-      ).stdout.strip()
+      asked = subprocess.run(
+        [self.bwrap, '--version'], capture_output=True, text=True
+      )
+      if asked.returncode:
+        return base.Probe(False, self._no_start(asked.stderr.strip()))
+      version = asked.stdout.strip()
       number = tuple(int(n) for n in re.findall(r'\d+', version)[:2])
       if number < (0, 8):
         return base.Probe(
@@ -193,6 +188,16 @@ class BwrapBackend:
       *(f'weaker: {w}' for w in weaker),
     ]
     return base.Probe(True, '\n'.join(lines), tuple(weaker))
+
+  def _no_start(self, text: str) -> str:
+    why = f'{self.bwrap} does not start: {text or "no reason given"}'
+    if not os.path.exists('/proc/self'):
+      # The loader finds a wheel's libraries through /proc.
+      why += (
+        '; /proc is not mounted, as in a plain chroot, where the kernel refuses'
+        ' user namespaces too: enter the root by pivot_root and mount /proc'
+      )
+    return why
 
   def _weaker(self):
     if not self.as_root:
@@ -581,7 +586,7 @@ class BwrapSandbox:
       if backend.python[1] != _INSIDE_PYTHON:
         args += ['--symlink', _INSIDE_PYTHON, backend.python[1]]
     for host, inside in spec.readonly:
-      args += ['--ro-bind', str(host), inside]
+      args += ['--ro-bind', backend.reach.path(host), inside]
     for folder in base.FOLDERS:
       args += ['--bind', str(self._host(folder)), folder]
     args += ['--remount-ro', '/', '--chdir', cwd, '--clearenv']

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator
 
 from clawjax.errors import SandboxError
+from clawjax.sandbox import files
 
 # Above ordinary users and below 65536, which small user namespaces end at.
 FIRST_UID, LAST_UID = 40_000, 59_999
@@ -69,6 +70,8 @@ class Run:
         path.unlink()
       with contextlib.suppress(OSError):
         (self.path / 'etc').rmdir()
+      # Copies for sandboxes, see reach.py.
+      files.remove(self.path / 'readonly')
       for path in self.path.iterdir():
         with contextlib.suppress(OSError):
           path.unlink()

@@ -15,8 +15,9 @@ import threading
 
 import pytest
 
+from clawjax import sandbox
 from clawjax.errors import SandboxError
-from clawjax.sandbox import base, watch
+from clawjax.sandbox import base, reach, watch
 
 MIB = base.MIB
 
@@ -37,6 +38,50 @@ async def test_missing_mount_is_our_fault(bwrap):
   with pytest.raises(SandboxError, match='/no/such/thing'):
     await box.exec(['true'])
   await box.destroy()
+
+
+async def test_mounts_from_folders_that_are_roots_own(bwrap, tmp_path):
+  """A checkout in /root, with a umask of 077."""
+  closed = tmp_path / 'root'
+  (closed / 'corpus' / 'deep').mkdir(parents=True)
+  (closed / 'corpus' / 'deep' / 'a.txt').write_text('seen')
+  for path in (closed, *closed.rglob('*')):
+    path.chmod(0o700 if path.is_dir() else 0o600)
+  box = await bwrap.create(
+    base.SandboxSpec(readonly=((str(closed / 'corpus'), '/opt/x'),))
+  )
+  result = await box.exec(['cat', '/opt/x/deep/a.txt'])
+  await box.destroy()
+  assert (result.returncode, result.stdout) == (0, b'seen')
+  # What is the user's own stays as closed as it was.
+  assert closed.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_folder_that_is_too_large_to_copy_is_named(
+  bwrap, tmp_path, monkeypatch
+):
+  if not bwrap.as_root:
+    pytest.skip('not root: nothing is copied')
+  monkeypatch.setattr(reach, '_COPY_BYTES', 10)
+  tmp_path.chmod(0o700)
+  (tmp_path / 'big').write_bytes(bytes(11))
+  box = await bwrap.create(
+    base.SandboxSpec(readonly=((str(tmp_path / 'big'), '/opt/x'),))
+  )
+  with pytest.raises(SandboxError, match='put it where all may read it'):
+    await box.exec(['true'])
+  await box.destroy()
+
+
+async def test_a_bwrap_that_does_not_start_says_why(tmp_path):
+  program = tmp_path / 'bwrap'
+  program.write_text('#!/bin/sh\necho libcap is missing >&2; exit 127\n')
+  program.chmod(0o755)
+  backend = sandbox.load('bwrap', bwrap=str(program))
+  probe = await backend.probe()
+  await backend.close()
+  assert not probe.ok
+  assert probe.text == f'{program} does not start: libcap is missing'
 
 
 async def test_destroyed_means_gone(bwrap):
