@@ -116,6 +116,7 @@ class DockerBackend:
         )
       else:
         client = docker.from_env(timeout=self.timeout_s)
+      _one_pool(client)
       client.ping()
     except Exception as e:  # docker, requests, paramiko: each has its own
       return _Host(shown, None, url, fault=str(e).split('\n')[0])
@@ -210,6 +211,19 @@ class DockerBackend:
       if host.client is not None:
         await asyncio.to_thread(host.client.close)
     self._hosts = None
+
+
+def _one_pool(client: Any) -> None:
+  """Sends all requests of a client through one pool of connections.
+
+  For Unix sockets and SSH the SDK has a pool for each URL, 25 at most, and
+  closes the oldest even while a request is under way in it: creations failed
+  with 64 at once.
+  """
+  adapter = getattr(client.api, '_custom_adapter', None)
+  if hasattr(adapter, 'pools'):
+    pool = adapter.get_connection(client.api.base_url)
+    adapter.get_connection = lambda *_, **__: pool
 
 
 def _knock(path: str) -> None:

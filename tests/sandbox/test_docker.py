@@ -39,6 +39,17 @@ async def test_a_pool_shares_the_work_and_goes_on_without_a_host(dockerd):
   await backend.close()
 
 
+async def test_more_at_once_than_the_sdk_has_pools(docker_backend):
+  async def life(i):
+    box = await docker_backend.create(base.SandboxSpec())
+    result = await box.exec(['echo', str(i)])
+    await box.destroy()
+    return int(result.stdout)
+
+  ends = await asyncio.gather(*(life(i) for i in range(40)))
+  assert ends == list(range(40))
+
+
 async def test_no_host_at_all():
   backend = sandbox.load('docker', hosts=('unix:///no/such/docker.sock',))
   probe = await backend.probe()
