@@ -185,8 +185,9 @@ def make_optimizer(config: OptimConfig) -> optax.GradientTransformation:
 
 def init(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
   """A fresh state around `params`."""
-  zero = jnp.zeros((), jnp.int32)
-  return TrainState(params, optimizer.init(params), zero, zero)
+  # Two arrays: a step takes over the buffers of its state, each once.
+  step, skipped = (jnp.zeros((), jnp.int32) for _ in range(2))
+  return TrainState(params, optimizer.init(params), step, skipped)
 
 
 def apply_gradients(

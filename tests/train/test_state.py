@@ -29,6 +29,16 @@ def test_first_adam_step_moves_each_weight_by_the_rate():
   np.testing.assert_allclose(metrics['grad_norm'], norm, rtol=1e-6)
 
 
+def test_a_fresh_state_can_be_given_up_to_its_first_step():
+  optimizer = state.make_optimizer(state.OptimConfig(learning_rate=0.01))
+  take = jax.jit(
+    lambda s, g: state.apply_gradients(s, g, optimizer), donate_argnums=0
+  )
+  fresh = state.init(_params(), optimizer)
+  after, _ = take(fresh, jax.tree.map(jnp.ones_like, fresh.params))
+  assert (int(after.updates), int(after.skipped)) == (1, 0)
+
+
 @pytest.mark.parametrize('bad', [np.nan, np.inf])
 def test_non_finite_gradient_changes_nothing_but_the_count(bad):
   optimizer = state.make_optimizer(state.OptimConfig(learning_rate=0.01))
