@@ -6,7 +6,9 @@ see `qwen3.table`); `RULES` says which mesh axes each is cut along:
   data      whole copies of the model, other rows
   fsdp      other rows; every parameter is cut along D and gathered when used
   expert    other rows; each device keeps X / n experts, tokens travel to them
-  context   other slots of a row; queries travel to other heads (see `attend`)
+  context   other slots of a row; queries travel to other heads (see `attend`);
+            parameters are cut along D here too, else every one of its devices
+            would hold the same copy of weights, gradients and moments
   tensor    heads, MLP width and vocabulary
 
 One dimension may use several mesh axes; two dimensions of one array may not use
@@ -23,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -34,7 +37,7 @@ MESH_AXES = ('data', 'fsdp', 'expert', 'context', 'tensor')
 RULES: Mapping[str, tuple[str, ...]] = {
   'batch': ('data', 'fsdp', 'expert'),
   'length': ('context',),
-  'embed': ('fsdp',),
+  'embed': ('fsdp', 'context'),
   'heads': ('tensor',),
   'kv_heads': ('tensor',),
   'head_size': (),
@@ -243,5 +246,46 @@ class Sharding:
         out_specs=q_spec,
         check_vma=False,
       )(q, k, v, *per_row)
+
+    return run
+
+  def over_terms(self, read: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs a reader of loss terms with the terms spread over all devices.
+
+    Left to the partitioner, devices that share a row would each compute the
+    logits of all its terms, or exchange partial ones at every chunk. Here each
+    has its own terms, the row's hidden states and the output matrix; what flows
+    back into those two is summed once.
+
+    Args:
+      read: (hidden [B, T, D], unembed [D, V], tokens [B, T], parent [B, T],
+        term_slot [B, E]) -> pytree of [B, E].
+
+    Returns:
+      A function with the same signature on global arrays.
+    """
+    rows = self.axes('batch')
+    beside = (*self.axes('length'), *self.axes('heads'))
+    row = PartitionSpec(rows, None)
+    term = PartitionSpec(rows, beside)
+    cuts = self.size(*beside)
+
+    def run(hidden, unembed, tokens, parent, term_slot):
+      count = term_slot.shape[1]
+      padded = jnp.pad(term_slot, ((0, 0), (0, -count % cuts)))
+      out = jax.shard_map(
+        read,
+        mesh=self.mesh,
+        in_specs=(
+          PartitionSpec(rows, None, None),
+          PartitionSpec(None, None),
+          row,
+          row,
+          term,
+        ),
+        out_specs=term,
+        check_vma=False,
+      )(hidden, unembed, tokens, parent, padded)
+      return jax.tree.map(lambda x: x[:, :count], out)
 
     return run

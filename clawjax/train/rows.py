@@ -53,7 +53,7 @@ class ForwardConfig:
     pairs: most live pairs of blocks (of 512 slots) of a microbatch that the
       Pallas kernels get places for, to save scalar memory; a batch with more is
       refused. 0: every causal pair.
-    chunk: terms whose logits exist at once.
+    chunk: terms whose logits exist at once, on each device.
     vocab_chunk: vocabulary entries of those logits at once; 0: all.
     temperature: the policy is softmax(logits / temperature), as sampled.
     streams: microbatches whose gradients are computed side by side, each stream
@@ -135,10 +135,13 @@ class Reader:
 
   def __init__(self, trunk: Trunk, read: Read, setting: Setting):
     self._setting = setting
+    # Whole on every device: with several processes each reads all of them.
+    whole = setting.sharding and setting.sharding.replicated
     self._run = jax.jit(
       lambda params, rows: read(
         params, through(trunk, params, rows, setting), rows
-      )
+      ),
+      out_shardings=whole,
     )
     self._relay = _Relay(trunk, setting)
     self._read = jax.jit(read)

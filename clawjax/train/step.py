@@ -106,15 +106,21 @@ class Learner:
 
   def _read(self, params, hidden_BTD, rows):
     """Log-probs and entropies of the terms, float32 [B, E] each."""
-    return logprobs.term_logprobs(
-      hidden_BTD,
-      qwen3.unembed(params, self.model),
-      rows['tokens'],
-      rows['parent'],
-      rows['term_slot'],
+    read = functools.partial(
+      logprobs.term_logprobs,
       chunk=self.forward.chunk,
       vocab_chunk=self.forward.vocab_chunk or None,
       temperature=self.forward.temperature,
+    )
+    if self.sharding is not None:
+      read = self.sharding.over_terms(read)
+    return read(
+      hidden_BTD,
+      # In the engine's number format too: the same logits on both sides.
+      qwen3.unembed(params, self.model).astype(hidden_BTD.dtype),
+      rows['tokens'],
+      rows['parent'],
+      rows['term_slot'],
     )
 
   def _policy_loss(self, params, hidden_BTD, rows):

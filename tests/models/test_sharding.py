@@ -31,12 +31,19 @@ def test_logical_axes_become_mesh_axes():
   # Axes of one device are left out.
   assert sharding.spec(('expert', 'embed')) == P(None, 'fsdp')
   assert sharding.spec(('batch', 'length')) == P(('data', 'fsdp'), None)
+  # Devices that share a row do not share parameters.
+  wide = Sharding(FakeMesh(fsdp=4, context=2))
+  assert wide.spec(('embed', 'heads')) == P(('fsdp', 'context'), None)
+  assert wide.spec(('batch', 'length')) == P('fsdp', 'context')
 
 
 def test_a_clash_shows_both_sides():
   rules = {**RULES, 'mlp': ('fsdp',)}
   sharding = Sharding(FakeMesh(fsdp=4), rules)
-  text = r"'embed' -> \('fsdp',\) and 'mlp' -> \('fsdp',\) both use"
+  text = (
+    r"'embed' -> \('fsdp', 'context'\) and 'mlp' -> \('fsdp',\) both use mesh"
+    " axis 'fsdp'"
+  )
   with pytest.raises(ConfigError, match=text):
     sharding.spec(('embed', 'mlp'))
   with pytest.raises(ConfigError, match='unknown logical axis'):
@@ -88,7 +95,8 @@ def _check(result):
 def test_a_combined_mesh_equals_one_device(tmp_path):
   out = _run(['fsdp expert context', 'reload'], tmp_path)
   _check(out['fsdp expert context'])
-  assert out['fsdp expert context']['q_parts'] == 2  # D is cut along fsdp
+  # D is cut along fsdp and context.
+  assert out['fsdp expert context']['q_parts'] == 4
   assert out['reload'] is True
 
 
