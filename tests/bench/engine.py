@@ -108,8 +108,11 @@ def rates(batch, wall, cpu):
   }
 
 
+PEERS = {'hf': 'hf.py', 'tunix': 'tunix_sampler.py'}
+
+
 def peer(name, python, folder, batches, repeats):
-  script = pathlib.Path(__file__).parent / 'peers' / f'{name}.py'
+  script = pathlib.Path(__file__).parent / 'peers' / PEERS[name]
   job = {
     'folder': str(folder),
     'batches': batches,
@@ -213,33 +216,59 @@ def reuse(config, params, *, sessions, turns):
 
 
 def load_time(config, params, repeats=5):
-  """Seconds of a weight update while eight sequences decode."""
+  """Seconds of a weight update while eight sequences decode.
+
+  `pause`: no token is drawn. In process the parameters are at hand; through
+  Orbax they are written to a shared folder and read from it first, while the
+  old ones go on serving.
+  """
+  from clawjax.serving import weights
   from clawjax.types import SamplingParams
 
   running = serve(config, params, slots=8, window=512)
   client = running.client()
-  took = []
+  took = {'pause': [], 'orbax_pause': [], 'orbax_write': [], 'orbax_read': []}
 
-  async def work():
+  async def work(through):
     tasks = [
       asyncio.create_task(
-        client.sample(p, SamplingParams(max_tokens=ANSWER, seed=i))
+        client.sample(p, SamplingParams(max_tokens=4 * ANSWER, seed=i))
       )
       for i, p in enumerate(prompts(8, config.vocab))
     ]
     while not running.stats()['decoding']:
       await asyncio.sleep(0.01)
+    version, new = running.engine.version + 1, params
+    if through is not None:
+      a = time.perf_counter()
+      where = await asyncio.to_thread(weights.publish, params, through, version)
+      b = time.perf_counter()
+      new = await asyncio.to_thread(weights.read, where, config)
+      took['orbax_write'].append(b - a)
+      took['orbax_read'].append(time.perf_counter() - b)
     before = running.stats()['load_s']
-    await asyncio.to_thread(
-      running.load_params, params, running.engine.version + 1
+    await asyncio.to_thread(running.load_params, new, version)
+    took['pause' if through is None else 'orbax_pause'].append(
+      running.stats()['load_s'] - before
     )
-    took.append(running.stats()['load_s'] - before)
-    await asyncio.gather(*tasks)
+    samples = await asyncio.gather(*tasks)
+    return sum(
+      s.token_versions is not None and s.token_versions[-1] == version
+      for s in samples
+    )
 
+  mixed = 0
   for _ in range(repeats):
-    asyncio.run(work())
+    mixed += asyncio.run(work(None))
+  with tempfile.TemporaryDirectory() as folder:
+    for _ in range(repeats):
+      mixed += asyncio.run(work(folder))
   running.stop()
-  return {'pause_s_median': float(np.median(took))}
+  return {
+    **{f'{k}_s_median': float(np.median(v)) for k, v in took.items()},
+    'samples_of_two_versions': mixed,
+    'MiB': config.total_params * 4 / 2**20,
+  }
 
 
 def main() -> int:

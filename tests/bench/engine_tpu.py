@@ -26,6 +26,8 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
 os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v5p-8')
 os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
+# Nothing here touches a device: several compilers may run side by side.
+os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import jax

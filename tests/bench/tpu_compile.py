@@ -1,119 +1,166 @@
-"""Compiles the model's programs for real TPUs, on a machine that has none.
+"""Compiles training and serving for real TPUs, on a machine that has none.
 
-  python tests/bench/tpu_compile.py --json [--only NAME ...] [--whole]
+  python tests/bench/tpu_compile.py --json [--only TARGET ...] [--programs ...]
+      [--whole] [--remat NAME] [--mesh expert=4,context=16] [--moments DTYPE]
 
-Needs `jax[tpu]` (its compiler, not a TPU). For each model and target prints
-bytes per device against the chip's memory, FLOPs and bytes per trained token,
-modelled time and collectives.
+Needs `jax[tpu]` (its compiler, not a TPU). The programs are the Learner's own:
+
+  step   the gradient of one batch of rows (`Gradient._add`) and the optimiser
+         step (`Learner._apply`): GRPO, tree attention, remat, AdamW
+  old    log-probs of all terms under given weights
+  prefill, decode   see engine_tpu.py; their targets are those of MODELS there
+
+Per target and program: bytes per device against the chip's memory, FLOPs and
+bytes per trained token, modelled time and use of the chip, collectives with the
+bytes that a device sends, compile time. Rows are chains (causal), the worst
+case. `--whole` compiles all layers, scanned, for the memory (minutes each); the
+other options try alternatives.
 
 What XLA's cost model counts and what not (so how the numbers are made):
-  - A loop's body is counted once. So layers are counted by compiling programs
-    with one and with two unrolled layers: their difference is a layer, the rest
-    is embedding, head and optimiser; the model is head + L x layer. `--whole`
-    compiles the scanned model too, for its memory (minutes).
-  - Attention over blocks is a loop as well: its FLOPs are added from the live
-    (query, key) pairs, 4 H C each forward and 10 H C backward (two matmuls
-    forward, five backward), with causal rows as the worst case.
-  - Time below zero marks an op without a model: it is reported as None.
+  - A loop's body is counted once. So layers come from programs of one and two
+    unrolled layers, and the head from one chunk of e and of 2 e terms; both are
+    straight lines: cost = rest + L x layer + terms x term.
+  - A Pallas kernel costs what its estimate says, made from its live blocks.
+  - `modelled_s` is XLA's; below zero it marks an op without a model: None.
+    `floor_s` is the larger of FLOPs / peak and HBM bytes / bandwidth.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
-import functools
+import contextlib
+import dataclasses
 import json
 import math
 import os
-import re
+import pathlib
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
 os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v5p-8')
 os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), '../..'))
+# Nothing here touches a device: several compilers may run side by side.
+os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import jax
 import jax.numpy as jnp
-import optax
+from hlo import collectives
 from jax.experimental import topologies
 
-from clawjax.kernels.tree_attention import tree_attention
-from clawjax.losses.logprobs import term_logprobs
+from clawjax.kernels.pallas_tree import most_pairs
 from clawjax.models import qwen3
 from clawjax.models.config import Config
 from clawjax.models.sharding import Sharding, make_mesh
+from clawjax.train import state as state_lib
+from clawjax.train.rows import ForwardConfig
+from clawjax.train.step import Learner
 
-# Per chip: HBM in GiB and bf16 TFLOP/s, from the public data sheets.
-CHIPS = {'v5p': (95, 459), 'v5e': (16, 197), 'v6e': (32, 918)}
-
-# name: (model, topology, mesh, rows of 65536 slots)
-TARGETS = {
-  '30b-v5p': ('qwen3-30b-a3b', 'v5p:4x4x4', {'expert': 4, 'context': 16}, 4),
-  '30b-v6e': ('qwen3-30b-a3b', 'v6e:8x8', {'expert': 4, 'context': 16}, 4),
-  '8b-v5p': ('qwen3-8b', 'v5p:2x2x4', {'fsdp': 4, 'context': 4}, 4),
-  '8b-v5e': ('qwen3-8b', 'v5e:8x8', {'fsdp': 4, 'context': 16}, 4),
-}
 SLOTS = 65536
-TERMS = 32768  # trained tokens per row
+TERMS = 32768  # trained tokens of a row
+COUNTED = 256  # terms of a row in the programs that are counted
+BLOCK = 512  # of the attention kernels
 
 
-def mesh_for(topology: str, sizes: dict[str, int]) -> Sharding:
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """From the public data sheets: HBM bytes, bf16 FLOP/s, HBM bytes/s."""
+
+  hbm: float
+  flops: float
+  bandwidth: float
+
+
+CHIPS = {
+  'v5p': Chip(95 * 2**30, 459e12, 2.765e12),
+  'v5e': Chip(16 * 2**30, 197e12, 0.819e12),
+  'v6e': Chip(32 * 2**30, 918e12, 1.64e12),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  """A model on a slice.
+
+  Attributes:
+    model: preset.
+    topology: as JAX names it.
+    mesh: sizes of the mesh's axes.
+    rows: rows of `SLOTS` slots in a step.
+    remat: see `Config.remat`.
+    moments: number format of Adam's first moment.
+  """
+
+  model: str
+  topology: str
+  mesh: Mapping[str, int]
+  rows: int = 4
+  remat: str = 'full'
+  moments: str = 'float32'
+
+  @property
+  def chip(self) -> Chip:
+    """What one device is."""
+    return CHIPS[self.topology.split(':')[0]]
+
+  @property
+  def devices(self) -> int:
+    """Chips of the slice."""
+    return math.prod(self.mesh.values())
+
+
+TARGETS = {
+  '30b-v5p': Target('qwen3-30b-a3b', 'v5p:4x4x4', {'expert': 4, 'context': 16}),
+  '30b-v6e': Target('qwen3-30b-a3b', 'v6e:8x8', {'expert': 4, 'context': 16}),
+  '8b-v5p': Target('qwen3-8b', 'v5p:2x2x4', {'fsdp': 4, 'context': 4}),
+  '8b-v5e': Target('qwen3-8b', 'v5e:8x8', {'fsdp': 4, 'context': 16}),
+}
+
+
+@contextlib.contextmanager
+def as_on_a_tpu() -> Iterator[None]:
+  """Code that asks for the platform while it is traced hears 'tpu'."""
+  with mock.patch.object(jax, 'default_backend', lambda: 'tpu'):
+    yield
+
+
+def mesh_for(target: Target) -> Sharding:
   described = topologies.get_topology_desc(
-    platform='tpu', topology_name=topology
+    platform='tpu', topology_name=target.topology
   )
-  return Sharding(make_mesh(described.devices, **sizes))
+  return Sharding(make_mesh(described.devices, **target.mesh))
 
 
-def loss_terms(params, config, sharding, rows):
-  """Log-probs of the trained tokens of a batch of trees."""
-  attention = sharding.attend(
-    functools.partial(tree_attention, impl='chunked'), config
+def lowered(target: Target, *, layers: int | None, terms: int, chunk: int):
+  """Name -> a function that lowers it.
+
+  Args:
+    target: where to.
+    layers: unrolled; None: all of them, scanned.
+    terms: of a row.
+    chunk: terms whose logits exist at once on a device.
+  """
+  config = Config.preset(
+    target.model, param_dtype='float32', remat=target.remat
   )
-
-  def attend(state, q, k, v):
-    return attention(q, k, v, rows['subtree_end']), state
-
-  hidden, _, _ = qwen3.apply(
-    params,
+  if layers is not None:
+    config = config.replace(layers=layers, scan_layers=False)
+  sharding = mesh_for(target)
+  optimizer = state_lib.make_optimizer(
+    state_lib.OptimConfig(moment_dtype=target.moments)
+  )
+  learner = Learner(
     config,
-    rows['tokens'],
-    rows['depth'],
-    attend=attend,
+    optimizer,
+    forward=ForwardConfig(rows=target.rows, chunk=chunk),
     sharding=sharding,
   )
-  return term_logprobs(
-    hidden,
-    qwen3.unembed(params, config).astype(hidden.dtype),
-    rows['tokens'],
-    rows['parent'],
-    rows['term_slot'],
-    chunk=4096,
-  )[0]
-
-
-def grpo_step(config, sharding, optimizer):
-  def step(params, state, rows):
-    def loss(params):
-      logp = loss_terms(params, config, sharding, rows)
-      ratio = jnp.exp(logp - rows['old_logprob'])
-      clipped = jnp.clip(ratio, 0.8, 1.28)
-      advantage = rows['advantage']
-      gain = jnp.minimum(ratio * advantage, clipped * advantage)
-      return -(gain * rows['weight']).sum()
-
-    value, grad = jax.value_and_grad(loss)(params)
-    updates, state = optimizer.update(grad, state, params)
-    return optax.apply_updates(params, updates), state, value
-
-  return step
-
-
-def arguments(config, sharding, rows: int, optimizer):
-  """Shapes with shardings: parameters, optimiser state, rows."""
   places = sharding.of(qwen3.table(config))
 
   def placed(shapes, where):
@@ -123,155 +170,228 @@ def arguments(config, sharding, rows: int, optimizer):
       where,
     )
 
-  params = qwen3.abstract(config)
-  state = jax.eval_shape(optimizer.init, params)
-  slot = sharding.named(('batch', 'length'))
-  term = sharding.named(('batch', None))
+  shapes = qwen3.abstract(config)
+  params = placed(shapes, places)
+  state = jax.eval_shape(lambda p: state_lib.init(p, optimizer), shapes)
+  state = placed(state, sharding.like(state, places))
+  row = sharding.named(('batch', None))
   data = {
-    name: jax.ShapeDtypeStruct((rows, SLOTS), jnp.int32, sharding=slot)
+    name: jax.ShapeDtypeStruct((target.rows, SLOTS), jnp.int32, sharding=row)
     for name in ('tokens', 'depth', 'parent', 'subtree_end')
   }
-  data['term_slot'] = jax.ShapeDtypeStruct(
-    (rows, TERMS), jnp.int32, sharding=term
-  )
-  for name in ('old_logprob', 'advantage', 'weight'):
-    data[name] = jax.ShapeDtypeStruct((rows, TERMS), jnp.float32, sharding=term)
-  return (
-    placed(params, places),
-    placed(state, sharding.like(state, places)),
-    data,
-  )
-
-
-def compiled(target: str, program: str, layers: int | None) -> dict[str, Any]:
-  """Compiles one program; `layers` unrolled layers, or the whole, scanned."""
-  model, topology, sizes, rows = TARGETS[target]
-  config = Config.preset(
-    model, param_dtype='float32', expert_impl='ragged', remat='full'
-  )
-  if layers is not None:
-    config = config.replace(layers=layers, scan_layers=False)
-  sharding = mesh_for(topology, sizes)
-  optimizer = optax.adamw(1e-6, mu_dtype=jnp.bfloat16)
-  params, state, data = arguments(config, sharding, rows, optimizer)
-  began = time.monotonic()
-  if program == 'step':
-    step = jax.jit(
-      grpo_step(config, sharding, optimizer), donate_argnums=(0, 1)
+  for name in ('term_slot', 'term_call'):
+    data[name] = jax.ShapeDtypeStruct(
+      (target.rows, terms), jnp.int32, sharding=row
     )
-    lowered = step.lower(params, state, data)
-  elif program == 'old':
-    score = jax.jit(
-      lambda params, rows: loss_terms(params, config, sharding, rows)
+  for name in ('rollout_logprob', 'old_logprob', 'advantage', 'weight'):
+    data[name] = jax.ShapeDtypeStruct(
+      (target.rows, terms), jnp.float32, sharding=row
     )
-    lowered = score.lower(params, data)
-  else:
-    raise ValueError(f'unknown program {program!r}')
-  program_ = lowered.compile()
-  memory = program_.memory_analysis()
-  cost = program_.cost_analysis()
-  seconds = cost.get('optimal_seconds', -1.0)
   return {
-    'compile_s': round(time.monotonic() - began, 1),
-    'argument_bytes': memory.argument_size_in_bytes,
-    'temp_bytes': memory.temp_size_in_bytes,
-    'alias_bytes': memory.alias_size_in_bytes,
-    'flops': cost.get('flops', 0.0),
-    'bytes': cost.get('bytes accessed', 0.0),
-    'seconds': seconds if seconds >= 0 else None,
-    'collectives': collectives(program_.as_text()),
+    'gradient': lambda: learner._policy_gradient._add.lower(
+      params, params, data
+    ),
+    'apply': lambda: learner._apply.lower(state, params),
+    'old': lambda: learner._score._run.lower(params, data),
   }
 
 
-_KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all',
-          'ragged-all-to-all', 'collective-permute')  # fmt: skip
-_SIZES = {'bf16': 2, 'f32': 4, 's32': 4, 'u32': 4, 'pred': 1, 's8': 1}
+PARTS = {'step': ('gradient', 'apply'), 'old': ('old',)}
 
 
-def collectives(hlo: str) -> dict[str, list[int]]:
-  """Kind -> [count, result bytes per device], loop bodies once."""
-  found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
-  pattern = re.compile(r' = (.*?) (' + '|'.join(_KINDS) + r')(-start)?\(')
-  for shapes, kind, _ in pattern.findall(hlo):
-    size = 0
-    for dtype, dims in re.findall(r'(\w+)\[([\d,]*)\]', shapes):
-      count = math.prod(int(d) for d in dims.split(',') if d)
-      size += count * _SIZES.get(dtype, 4)
-    found[kind][0] += 1
-    found[kind][1] += size
-  return dict(found)
+def measured(lower, devices: int) -> dict[str, Any]:
+  """Compiles one program; what the compiler says of it, per device."""
+  began = time.monotonic()
+  with as_on_a_tpu():
+    program = lower()
+  program = program.compile()
+  memory, cost = program.memory_analysis(), program.cost_analysis()
+  seconds = cost.get('optimal_seconds', -1.0)
+  found = collectives(program.as_text().splitlines(), devices)
+  return {
+    'compile_s': time.monotonic() - began,
+    'arguments': memory.argument_size_in_bytes,
+    'live': memory.argument_size_in_bytes
+    + memory.temp_size_in_bytes
+    + memory.output_size_in_bytes
+    - memory.alias_size_in_bytes,
+    'temp': memory.temp_size_in_bytes,
+    'flops': cost.get('flops', 0.0),
+    'bytes': cost.get('bytes accessed', 0.0),
+    'seconds': seconds if seconds >= 0 else math.nan,
+    'sent': {kind: size for kind, (_, size) in found.items()},
+  }
 
 
-def summary(target: str, program: str, whole: bool) -> dict[str, Any]:
-  """One row of the table: head + L x layer, per trained token."""
-  model, topology, sizes, rows = TARGETS[target]
-  config = Config.preset(model)
-  hbm, peak = CHIPS[topology.split(':')[0]]
-  one, two = (compiled(target, program, n) for n in (1, 2))
-  devices = math.prod(sizes.values())
+def attention_flops(target: Target, program: str) -> float:
+  """What the kernels' estimates add up to, per device and step.
 
-  def total(key):
-    if one[key] is None or two[key] is None:
-      return None
-    return one[key] + (config.layers - 1) * (two[key] - one[key])
+  Two matmuls forward, three for dq, four for dk and dv; with remat 'full' the
+  forward kernel runs again in the backward pass.
+  """
+  config = Config.preset(target.model)
+  matmuls = 2
+  if program == 'step':
+    matmuls += 3 + 4 + (2 if target.remat == 'full' else 0)
+  area = most_pairs(target.rows, SLOTS, BLOCK) * BLOCK**2
+  wide = config.heads * config.head_size
+  return 2 * matmuls * wide * area * config.layers / target.devices
 
-  # Worst case: causal rows. Backward with remat runs the forward twice.
-  pairs = rows * SLOTS * (SLOTS + 1) / 2
-  per_pair = 4 * config.heads * config.head_size
-  per_pair *= 1 if program == 'old' else 2 + 2.5
-  attention = config.layers * pairs * per_pair / devices
-  flops = total('flops') + attention
+
+def summary(target: Target, program: str, whole: bool) -> dict[str, Any]:
+  """One row of the table."""
+  config, chip = Config.preset(target.model), target.chip
+  chunk = 2 * COUNTED
+  total: dict[str, float] = {'flops': 0.0, 'bytes': 0.0, 'seconds': 0.0}
+  sent: dict[str, float] = {}
+  compile_s = 0.0
+  for part in PARTS[program]:
+    one, two, more = (
+      measured(
+        lowered(target, layers=n, terms=e, chunk=chunk)[part], target.devices
+      )
+      for n, e in ((1, COUNTED), (2, COUNTED), (1, 2 * COUNTED))
+    )
+    compile_s += sum(x['compile_s'] for x in (one, two, more))
+
+    def line(a, b, c):
+      layers = (config.layers - 1) * (b - a)
+      return a + layers + (TERMS / COUNTED - 1) * (c - a)
+
+    for key in total:
+      total[key] += line(one[key], two[key], more[key])
+    for kind in {*one['sent'], *two['sent'], *more['sent']}:
+      three = [x['sent'].get(kind, 0.0) for x in (one, two, more)]
+      sent[kind] = sent.get(kind, 0.0) + line(*three)
+  trained = target.rows * TERMS
+  attention = attention_flops(target, program)
+  floor = max(total['flops'] / chip.flops, total['bytes'] / chip.bandwidth)
+  modelled = total['seconds']
   out = {
-    'target': target,
     'program': program,
-    'mesh': sizes,
-    'slots': rows * SLOTS,
-    'flops_per_device': flops,
-    'attention_share': attention / flops,
-    'flops_per_slot': flops * devices / (rows * SLOTS),
-    'bytes_per_device': total('bytes'),
-    'seconds_without_attention': total('seconds'),
-    'seconds_at_peak': flops / (peak * 1e12),
-    'layer': {
-      kind: [two['collectives'].get(kind, [0, 0])[i]
-             - one['collectives'].get(kind, [0, 0])[i] for i in (0, 1)]
-      for kind in two['collectives']
-    },
-    'compile_s': one['compile_s'] + two['compile_s'],
-    'whole': None,
-  }  # fmt: skip
-  if whole:
-    full = compiled(target, program, None)
-    used = full['argument_bytes'] + full['temp_bytes']
-    out['whole'] = {
-      'argument_gib': full['argument_bytes'] / 2**30,
-      'temp_gib': full['temp_bytes'] / 2**30,
-      'hbm_gib': hbm,
-      'margin_gib': hbm - used / 2**30,
-      'compile_s': full['compile_s'],
-    }
+    'model': target.model,
+    'topology': target.topology,
+    'mesh': dict(target.mesh),
+    'remat': target.remat,
+    'moments': target.moments,
+    'slots': target.rows * SLOTS,
+    'trained_tokens': trained,
+    'flops_per_device': total['flops'],
+    'attention_flops_per_device': attention,
+    'flops_per_trained_token': total['flops'] * target.devices / trained,
+    'hbm_bytes_per_trained_token': total['bytes'] * target.devices / trained,
+    'sent_GB_per_device': {k: round(v / 1e9, 3) for k, v in sent.items()},
+    'sent_bytes_per_trained_token': sum(sent.values())
+    * target.devices
+    / trained,
+    'modelled_s': None if math.isnan(modelled) else modelled,
+    'floor_s': floor,
+    'modelled_use_of_peak': None
+    if math.isnan(modelled)
+    else total['flops'] / chip.flops / modelled,
+    'compile_s_small': round(compile_s, 1),
+    'whole': whole_memory(target, program) if whole else None,
+  }
   return out
+
+
+def whole_memory(target: Target, program: str) -> dict[str, Any]:
+  """Bytes per device of the whole model, all that is alive counted.
+
+  During the gradient the optimiser's state waits in memory, though it is no
+  argument of that program.
+  """
+  found = lowered(target, layers=None, terms=TERMS, chunk=1024)
+  parts = {
+    name: measured(found[name], target.devices) for name in PARTS[program]
+  }
+  if program == 'step':
+    # Arguments of `apply`: parameters, their gradient and the optimiser's state.
+    apply = parts['apply']
+    waiting = apply['arguments'] - 2 * parameter_bytes(target)
+    peaks = {
+      'gradient': parts['gradient']['live'] + waiting,
+      'apply': apply['live'],
+    }
+  else:
+    peaks = {'old': parts['old']['live']}
+  peak = max(peaks.values())
+  return {
+    **{f'{k}_GiB': round(v / 2**30, 2) for k, v in peaks.items()},
+    'hbm_GiB': target.chip.hbm / 2**30,
+    'margin_GiB': round((target.chip.hbm - peak) / 2**30, 2),
+    'fits': peak < target.chip.hbm,
+    'temp_GiB': {k: round(v['temp'] / 2**30, 2) for k, v in parts.items()},
+    'compile_s': round(sum(v['compile_s'] for v in parts.values()), 1),
+  }
+
+
+def parameter_bytes(target: Target) -> int:
+  """Float32 parameters on one device."""
+  config = Config.preset(target.model)
+  shapes = qwen3.abstract(config)
+  places = mesh_for(target).of(qwen3.table(config))
+  parts = jax.tree.map(
+    lambda x, s: 4 * math.prod(s.shard_shape(x.shape)), shapes, places
+  )
+  return sum(jax.tree.leaves(parts))
+
+
+def serving(program: str) -> list[dict[str, Any]]:
+  """Rows of engine_tpu.py."""
+  import engine_tpu
+
+  return [
+    {'program': program, **engine_tpu.report(model, chip, program)}
+    for model in engine_tpu.MODELS
+    for chip in engine_tpu.TARGETS
+  ]
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--json', action='store_true')
-  parser.add_argument('--only', nargs='*', default=sorted(TARGETS))
+  parser.add_argument('--json', action='store_true', help='(always)')
+  parser.add_argument('--only', nargs='*', default=list(TARGETS))
   parser.add_argument('--programs', nargs='*', default=['step', 'old'])
   parser.add_argument('--whole', action='store_true')
+  parser.add_argument('--memory-only', action='store_true')
+  parser.add_argument('--remat')
+  parser.add_argument('--moments')
+  parser.add_argument('--mesh', help='e.g. expert=4,context=16')
   args = parser.parse_args()
+  changes: dict[str, Any] = {
+    k: v for k in ('remat', 'moments') if (v := getattr(args, k))
+  }
+  if args.mesh:
+    pairs = (pair.split('=') for pair in args.mesh.split(','))
+    changes['mesh'] = {name: int(size) for name, size in pairs}
   table = []
-  for target in args.only:
-    for program in args.programs:
+
+  def tell(name, row):
+    table.append({'target': name, **row})
+    print(json.dumps(table[-1]), file=sys.stderr, flush=True)
+
+  for program in args.programs:
+    if program not in PARTS:
+      for row in serving(program):
+        tell(f'{row["model"]} {row["target"]}', row)
+      continue
+    for name in args.only:
+      target = dataclasses.replace(TARGETS[name], **changes)
       try:
-        table.append(summary(target, program, args.whole))
-      except Exception as e:
-        table.append(
-          {'target': target, 'program': program, 'error': str(e)[:2000]}
-        )
-      print(json.dumps(table[-1]), file=sys.stderr)
-  if args.json:
-    print(json.dumps({'jax': jax.__version__, 'programs': table}))
+        if args.memory_only:
+          row = {
+            'program': program,
+            'mesh': dict(target.mesh),
+            'remat': target.remat,
+            'whole': whole_memory(target, program),
+          }
+        else:
+          row = summary(target, program, args.whole)
+      except Exception as error:  # a target that does not compile is a row too
+        row = {'program': program, 'error': f'{error}'[:2000]}
+      tell(name, row)
+  print(json.dumps({'jax': jax.__version__, 'programs': table}))
 
 
 if __name__ == '__main__':
