@@ -146,7 +146,12 @@ STORE = 80 * 2**20
 
 def node_options():
   """Small; with ports of its own, else it waits 20 s at most for helpers."""
-  helpers = ('metrics_agent', 'metrics_export', 'runtime_env_agent')
+  helpers = (
+    'metrics_agent',
+    'metrics_export',
+    'runtime_env_agent',
+    'dashboard_agent_listen',
+  )
   with contextlib.ExitStack() as stack:
     sockets = [
       stack.enter_context(socket.create_server(('127.0.0.1', 0)))
