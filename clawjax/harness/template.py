@@ -3,7 +3,7 @@
 Most adapters are one `Template`, and so is a harness that a user adds in a
 config, without touching the library:
 
-  harness.load('template', name='toy', dialect='chat', version='1',
+  harness.load('template', name='toy', dialect='chat', fixed_version='1',
                argv=('python3', '/opt/toy/toy.py', '{prompt}'),
                env={'OPENAI_BASE_URL': '{base_url}/v1'},
                readonly=(('~/toy', '/opt/toy'),))
