@@ -141,7 +141,9 @@ def test_relayed_rows_equal_one_long_row(batches, name):
   whole, relay = batches
   model = MODELS[name]
   params = qwen3.init(model, jax.random.key(1))
-  params = jax.tree.map(lambda x: x * 2 if x.ndim > 1 else x, params)
+  # Attention that prefers some tokens. The rounding of float32 grows with it: the
+  # gradients of three models are 1e-6 apart at 1, and 0.9 to 1.9e-5 at 2.
+  params = jax.tree.map(lambda x: x * 1.4 if x.ndim > 1 else x, params)
   learner = step.Learner(
     model,
     state.make_optimizer(state.OptimConfig()),
