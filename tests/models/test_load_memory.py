@@ -1,14 +1,14 @@
-"""Loading holds the result and little beside it."""
+"""Loading holds the result and little beside it; saving, little."""
 
 import json
 import pathlib
 import subprocess
 import sys
 
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from clawjax.models import checkpoint
@@ -43,9 +43,15 @@ def write_random(config, folder, shard_bytes):
   (folder / 'config.json').write_text(json.dumps(config.to_hf()))
 
 
-def measure(folder):
+def measure(folder, target, shard_bytes):
   done = subprocess.run(
-    [sys.executable, HERE / 'load_cases.py', folder],
+    [
+      sys.executable,
+      HERE / 'load_cases.py',
+      folder,
+      target,
+      str(shard_bytes),
+    ],
     capture_output=True,
     text=True,
     cwd=ROOT,
@@ -55,17 +61,47 @@ def measure(folder):
   return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('layers', [2, 36])
-def test_peak_memory_is_the_result_and_two_shards(layers, tmp_path):
-  """Qwen3-8B's shapes; 36 layers are the whole (16 GB of disk and memory)."""
-  config = PRESETS['qwen3-8b'].replace(layers=layers)
-  if layers < 36:
-    config = config.replace(vocab=16384)
-  shard_bytes = 2**28 if layers < 36 else 2**30
-  write_random(config, tmp_path, shard_bytes)
-  result = measure(tmp_path)
-  assert result['params'] == config.total_params * jnp.bfloat16.dtype.itemsize
-  extra = result['grown'] - result['params']
-  print(f'beside the parameters: {extra / 2**20:.0f} MiB')
+def check(config, folder, shard_bytes):
+  """Peaks of loading and saving; what was saved is what was there."""
+  (folder / 'in').mkdir()
+  write_random(config, folder / 'in', shard_bytes)
+  result = measure(folder / 'in', folder / 'out', shard_bytes)
+  assert result['params'] == config.total_params * 2
+  extra = result['load'] - result['params']
+  print(
+    f'beside the parameters: load {extra / 2**20:.0f} MiB, '
+    f'save {result["save"] / 2**20:.0f} MiB, shard {shard_bytes / 2**20:.0f}'
+  )
   assert extra < 2 * shard_bytes
+  assert result['save'] < 2 * shard_bytes
+  index = [
+    json.loads((folder / name / checkpoint.INDEX).read_text())['weight_map']
+    for name in ('in', 'out')
+  ]
+  assert set(index[0]) == set(index[1])
+  assert len(set(index[1].values())) > 2
+  for name in [*index[0]][:: max(1, len(index[0]) // 8)]:
+    one, two = (
+      safe_open(folder / part / places[name], 'numpy')
+      for part, places in zip(('in', 'out'), index, strict=True)
+    )
+    assert np.array_equal(
+      one.get_tensor(name).view(np.uint16), two.get_tensor(name).view(np.uint16)
+    )
+
+
+def test_peaks_of_a_small_folder(tmp_path):
+  """Qwen3-8B's width, two narrow layers; shards of 64 MiB."""
+  config = PRESETS['qwen3-8b'].replace(layers=2, vocab=4096, mlp_width=1024)
+  check(config, tmp_path, 2**26)
+
+
+@pytest.mark.slow
+def test_peaks_of_the_whole_8b(tmp_path):
+  """36 layers, 16.4 GB: disk for two copies and memory for one and a bit."""
+  check(PRESETS['qwen3-8b'], tmp_path, 2**30)
+
+
+@pytest.mark.slow
+def test_peaks_of_8b_with_two_layers(tmp_path):
+  check(PRESETS['qwen3-8b'].replace(layers=2), tmp_path, 2**29)
