@@ -70,6 +70,7 @@ EXTRAS = {
   'ray': ['ray>=2.40; python_version < "3.14"'],
   'gcs': ['gcsfs>=2024.6'],
   'gguf': ['gguf>=0.10'],
+  'sentencepiece': ['protobuf>=5', 'sentencepiece>=0.2'],
   # XManager holds protobuf below 7, hence an extra of its own.
   'launch': ['xmanager>=0.8.5'],
 }
