@@ -90,6 +90,7 @@ def check(config, folder, shard_bytes):
     )
 
 
+@pytest.mark.slow
 def test_peaks_of_a_small_folder(tmp_path):
   """Qwen3-8B's width, two narrow layers; shards of 64 MiB."""
   config = PRESETS['qwen3-8b'].replace(layers=2, vocab=4096, mlp_width=1024)
