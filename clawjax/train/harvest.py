@@ -104,20 +104,23 @@ def fill(
   given = credit.assign(
     [(c.batch, c.rollouts) for c in chunks], config, rng=rng
   )
-  used = [b for b in given.batches if _active_terms(b, given.active).any()]
+  used = [
+    b
+    for b in given.batches
+    if _allowed(b, given.active)[b.term_rollout[b.term_rollout >= 0]].any()
+  ]
   places = order.permutation(len(used))
   count = min(minibatches, len(used))
   batches = []
   for part in np.array_split(places, count) if count else ():
     batch = concatenate([used[i] for i in part])
-    active = [given.active[key] for key in entries(batch)]
     batches.append(
       batch.replace(
         weight=weights.term_weights(
           batch.term_rollout,
           groups=batch.groups,
           aggregation=config.aggregation,
-          active=np.array(active, bool),
+          active=_allowed(batch, given.active),
           constant=config.constant,
         ),
       )
@@ -130,12 +133,11 @@ def fill(
   )
 
 
-def _active_terms(
+def _allowed(
   batch: TreeBatch, active: Mapping[credit.Entry, bool]
 ) -> np.ndarray:
-  """Whether each term is real and may move weights, bool [B, E]."""
-  allowed = np.array([active[key] for key in entries(batch)], bool)
-  return (batch.term_rollout >= 0) & allowed[batch.term_rollout]
+  """Whether each entry's terms may move weights, bool [entries]."""
+  return np.array([active[key] for key in entries(batch)], bool)
 
 
 def accounting(

@@ -2,10 +2,10 @@
 
 import json
 import sys
-import time
 
 import torch
 import transformers
+from least import measure
 
 
 def main() -> None:
@@ -32,14 +32,7 @@ def main() -> None:
           pad_token_id=0,
         )
 
-    work()
-    wall, cpu = [], []
-    for _ in range(job['repeats']):
-      a, b = time.perf_counter(), time.process_time()
-      work()
-      wall.append(time.perf_counter() - a)
-      cpu.append(time.process_time() - b)
-    out[batch] = [min(wall), min(cpu)]
+    out[batch] = measure(work, job['repeats'])
   print(json.dumps(out))
 
 

@@ -8,12 +8,12 @@ import json
 import os
 import pathlib
 import sys
-import time
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 import jax.numpy as jnp
 import numpy as np
+from least import measure
 from tunix.generate import sampler
 from tunix.models.qwen3 import model as model_lib
 from tunix.models.qwen3 import params as params_lib
@@ -92,14 +92,7 @@ def main() -> None:
       )
       assert all(len(t) == job['answer'] for t in found.tokens)
 
-    work()
-    wall, cpu = [], []
-    for _ in range(job['repeats']):
-      a, b = time.perf_counter(), time.process_time()
-      work()
-      wall.append(time.perf_counter() - a)
-      cpu.append(time.process_time() - b)
-    out[batch] = [min(wall), min(cpu)]
+    out[batch] = measure(work, job['repeats'])
   print(json.dumps(out))
 
 
