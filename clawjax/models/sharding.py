@@ -79,6 +79,57 @@ def make_mesh(
 
 
 @dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Devices of the trainer along each axis; see the top of the file.
+
+  All 1 means the first device and no mesh. One may be -1: what is left.
+
+  Attributes:
+    data, fsdp, expert, context, tensor: sizes; their product is the number of
+      devices of all processes.
+  """
+
+  data: int = 1
+  fsdp: int = 1
+  expert: int = 1
+  context: int = 1
+  tensor: int = 1
+
+  def __post_init__(self):
+    sizes = dataclasses.astuple(self)
+    if any(n < 1 and n != -1 for n in sizes) or sizes.count(-1) > 1:
+      raise ValueError(
+        f'wanted sizes of at least 1, and -1 for at most one; got {sizes}'
+      )
+
+  def build(self) -> Sharding | None:
+    """The mesh over all devices, or None for one device.
+
+    Raises:
+      ConfigError: the sizes do not fit the devices.
+    """
+    sizes = dataclasses.asdict(self)
+    if jax.process_count() == 1 and set(sizes.values()) == {1}:
+      return None
+    return Sharding(make_mesh(**sizes))
+
+
+def tensor_parallel(count: int) -> Sharding:
+  """The first devices of this process, with heads cut along them (an engine).
+
+  Raises:
+    ConfigError: there are not so many.
+  """
+  devices = jax.local_devices()
+  if not 1 <= count <= len(devices):
+    raise ConfigError(
+      f'tensor: wanted 1 to {len(devices)} devices, which this process has;'
+      f' got {count}'
+    )
+  return Sharding(make_mesh(devices[:count], tensor=count))
+
+
+@dataclasses.dataclass(frozen=True)
 class Sharding:
   """A mesh and the table from logical axes to its axes.
 

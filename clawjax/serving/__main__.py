@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import sys
+from typing import Any
 
 from clawjax.errors import ClawjaxError
 
@@ -27,6 +28,9 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument('--window', type=int, default=4096)
   parser.add_argument('--pages', type=int, help='default: two windows a slot')
   parser.add_argument('--page-size', type=int, default=16)
+  parser.add_argument(
+    '--tensor', type=int, default=1, help='devices that heads are cut along'
+  )
   parser.add_argument('--queue', type=int, default=1024)
   parser.add_argument('--version', type=int, default=0)
   parser.add_argument('--admin-token', help='without it there is no /admin')
@@ -41,22 +45,41 @@ def main(argv: list[str] | None = None) -> int:
     return 2
 
 
-async def _serve(args: argparse.Namespace) -> int:
+def _model(args: argparse.Namespace) -> tuple[Any, Any, Any]:
+  """Parameters, config and, for several devices, where they live."""
   import jax
-  import uvicorn
 
   from clawjax.models import checkpoint, qwen3
+  from clawjax.models import sharding as sharding_lib
+
+  sharding = None
+  if args.tensor != 1:
+    sharding = sharding_lib.tensor_parallel(args.tensor)
+  if args.model.startswith('random:'):
+    seed = int(args.model.removeprefix('random:'))
+    config = qwen3.Config.tiny()
+    return qwen3.init(config, jax.random.key(seed)), config, sharding
+  config = checkpoint.read_config(args.model)
+  places = None
+  if sharding is not None:
+    config = config.replace(scan_layers=False)
+    places = sharding.of(qwen3.table(config))
+  params, config = checkpoint.load_hf(
+    args.model, config=config, shardings=places
+  )
+  return params, config, sharding
+
+
+async def _serve(args: argparse.Namespace) -> int:
+  import uvicorn
+
+  from clawjax.models import qwen3
   from clawjax.serving import weights
   from clawjax.serving.engine import Engine
   from clawjax.serving.scheduler import Scheduler, SchedulerConfig
   from clawjax.serving.server import Server
 
-  if args.model.startswith('random:'):
-    config = qwen3.Config.tiny()
-    seed = int(args.model.removeprefix('random:'))
-    params = qwen3.init(config, jax.random.key(seed))
-  else:
-    params, config = checkpoint.load_hf(args.model)
+  params, config, sharding = _model(args)
   decode_text = None
   if args.tokenizer:
     from clawjax.chat import tokenizers
@@ -70,16 +93,20 @@ async def _serve(args: argparse.Namespace) -> int:
     pages=args.pages,
     page_size=args.page_size,
     version=args.version,
+    sharding=sharding,
   )
   scheduler = Scheduler(
     engine,
     SchedulerConfig(queue=args.queue, on_load=args.on_load),
     decode_text=decode_text,
   ).start()
+  places = sharding and sharding.of(qwen3.table(engine.config))
   app = Server(
     scheduler,
     admin_token=args.admin_token,
-    read_params=lambda path: weights.read(path, config),
+    read_params=lambda path: weights.read(
+      path, engine.config, shardings=places
+    ),
   ).app
   server = uvicorn.Server(
     uvicorn.Config(app, host=args.host, port=args.port, log_level='warning')

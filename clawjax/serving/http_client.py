@@ -52,6 +52,7 @@ class HttpClient:
     pause_s: float = 0.5,
     down_s: float = 5.0,
     timeout_s: float = 600.0,
+    window: int = 0,
     clock: Callable[[], float] = time.monotonic,
   ):
     """Args:
@@ -62,11 +63,12 @@ class HttpClient:
     pause_s: first pause before that; doubles each time.
     down_s: how long a server that did not answer is left alone.
     timeout_s: longest wait for one answer.
+    window: of the smallest server, where it is known already.
     clock: seconds.
     """
     if not urls:
       raise EngineError('wanted at least one server', kind='bad_request')
-    self._servers = [_Server(url.rstrip('/')) for url in urls]
+    self._servers = [_Server(url.rstrip('/'), window=window) for url in urls]
     self._http = http or httpx.AsyncClient(
       timeout=httpx.Timeout(timeout_s, connect=10.0),
       limits=httpx.Limits(max_connections=None),

@@ -1,21 +1,24 @@
 """Training state on disk, through Orbax: whole or absent, newest first.
 
 A checkpoint is one folder per finished step: the `TrainState` and a small JSON
-of facts (step, policy version, the model's config). Orbax writes into a
-temporary folder and renames it, so a kill leaves the previous ones whole. At
-restore the newest readable one wins: a truncated one is named and skipped, one
+of facts (step, policy version, the model's config). Orbax copies the arrays to
+the host, and writes into a temporary folder while training goes on, which it
+then renames: a kill leaves the previous ones whole. With several processes each
+writes what it holds, and the folder is one that all of them reach. At restore the newest readable one wins: a truncated one is named and skipped, one
 of another model stops the run with both shapes in the text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 
 from clawjax import errors
 
@@ -23,34 +26,41 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-  """Keeps the last `keep` checkpoints of a run folder."""
+  """Keeps the last `keep` checkpoints in a folder, or at a `gs://` address."""
 
-  def __init__(self, folder: pathlib.Path, *, keep: int = 2):
+  def __init__(self, folder: pathlib.Path | str, *, keep: int = 2):
     import orbax.checkpoint as ocp
 
     self._ocp = ocp
     self._folder = folder
-    folder.mkdir(parents=True, exist_ok=True)
+    self._writing: int | None = None
+    where = epath.Path(folder)
+    where.mkdir(parents=True, exist_ok=True)
     self._manager = ocp.CheckpointManager(
-      folder.absolute(),
+      where if '://' in str(folder) else where.absolute(),
       # Named here so that a fresh process can read an item's metadata.
       item_handlers={
         'state': ocp.StandardCheckpointHandler(),
         'facts': ocp.JsonCheckpointHandler(),
       },
       options=ocp.CheckpointManagerOptions(
-        max_to_keep=keep, enable_async_checkpointing=False
+        max_to_keep=keep, enable_async_checkpointing=True
       ),
     )
 
   def save(self, step: int, state: Any, facts: Mapping[str, Any]) -> None:
-    """Writes `state` (a pytree of arrays) as finished step `step`.
+    """Begins to write `state` (a pytree of arrays) as finished step `step`.
+
+    Waits for the one before it, not for this one; the caller may give the
+    arrays away at once.
 
     Raises:
-      CheckpointError: the disk is full or not writable.
+      CheckpointError: the disk is full or not writable, found here or while the
+        checkpoint before was written.
     """
     ocp = self._ocp
-    try:
+    self.wait()
+    with self._told(step):
       self._manager.save(
         step,
         args=ocp.args.Composite(
@@ -59,7 +69,25 @@ class Checkpoints:
         ),
         force=True,
       )
+    self._writing = step
+
+  def wait(self) -> None:
+    """Returns when everything saved is on disk.
+
+    Raises:
+      CheckpointError: it could not be written.
+    """
+    if self._writing is None:
+      return
+    step, self._writing = self._writing, None
+    with self._told(step):
       self._manager.wait_until_finished()
+      self._manager.check_for_errors()
+
+  @contextlib.contextmanager
+  def _told(self, step: int) -> Iterator[None]:
+    try:
+      yield
     except (OSError, ValueError) as error:
       raise errors.CheckpointError(
         f'cannot write checkpoint {step} in {self._folder}: {error};'
@@ -68,6 +96,7 @@ class Checkpoints:
 
   def steps(self) -> list[int]:
     """Finished steps on disk, oldest first."""
+    self.wait()
     return sorted(self._manager.all_steps())
 
   def restore(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
@@ -129,7 +158,10 @@ class Checkpoints:
 
   def close(self) -> None:
     """Waits for writes and frees the manager."""
-    self._manager.close()
+    try:
+      self.wait()
+    finally:
+      self._manager.close()
 
 
 def _abstract(like: Any) -> Any:

@@ -11,6 +11,9 @@
 A step is finished when its checkpoint is on disk; the same command goes on from
 there, and takes complete groups of the unfinished step from the run folder.
 Policy version s is the weights before step s + 1.
+
+With several processes (`train.pod`) all of them run this file; process 0 alone
+runs rollouts and evaluations and writes everything but the checkpoints.
 """
 
 from __future__ import annotations
@@ -20,22 +23,21 @@ import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from clawjax import metrics as metrics_lib
 from clawjax import trie as trie_lib
 from clawjax import types
 from clawjax.eval import report, run, scores
 from clawjax.harness import Harness
 from clawjax.losses import diagnostics
 from clawjax.rollout.fleet import GroupRequest
-from clawjax.serving.scheduler import Scheduler
-from clawjax.train import accounts, checkpoint, harvest, progress, records
+from clawjax.train import accounts, checkpoint, harvest, progress, records, sync
+from clawjax.train import pod as pod_lib
 from clawjax.train import state as state_lib
 from clawjax.train.service import RolloutService
 from clawjax.train.step import Learner
@@ -122,8 +124,8 @@ class Parts:
     learner: compiled training functions.
     state: initial training state; with a critic an `ActorCriticState`. Its
       policy is also the reference of a KL.
-    scheduler: the engine that serves rollouts.
-    service: runs rollouts.
+    serving: takes new weights for the rollouts to come.
+    service: runs rollouts; None on the processes that do not lead.
     harnesses: that are evaluated through.
     train_tasks, eval_tasks: disjoint.
     display: for a person.
@@ -132,12 +134,15 @@ class Parts:
     setup_s: seconds from the program's start to the loop.
     trained: names of the harnesses that are trained through; (): all.
     critic: the value model, wanted by credit.estimator 'value'.
+    pod: the processes of this run.
+    checkpoints: folder or address that all of them reach; '': in the run folder.
+    mirror: copies the run folder somewhere safe; called after each step.
   """
 
   learner: Learner
   state: State
-  scheduler: Scheduler
-  service: RolloutService
+  serving: sync.Serving
+  service: RolloutService | None
   harnesses: Sequence[Harness]
   train_tasks: Sequence[types.Task]
   eval_tasks: Sequence[types.Task]
@@ -147,6 +152,9 @@ class Parts:
   setup_s: float = 0.0
   trained: Sequence[str] = ()
   critic: Critic | None = None
+  pod: pod_lib.Pod = dataclasses.field(default_factory=pod_lib.Pod)
+  checkpoints: str = ''
+  mirror: Callable[[], None] = lambda: None
 
 
 def train(parts: Parts, config: LoopConfig) -> pathlib.Path:
@@ -157,7 +165,8 @@ def train(parts: Parts, config: LoopConfig) -> pathlib.Path:
       f' {config.credit.estimator!r} and critic {parts.critic}'
     )
   store = checkpoint.Checkpoints(
-    parts.run_dir / 'checkpoints', keep=config.keep_checkpoints
+    parts.checkpoints or parts.run_dir / 'checkpoints',
+    keep=config.keep_checkpoints,
   )
   with contextlib.closing(store):
     restored = store.restore(parts.state)
@@ -166,22 +175,24 @@ def train(parts: Parts, config: LoopConfig) -> pathlib.Path:
     if restored is not None:
       done, state, _ = restored
       first = done + 1
-      parts.scheduler.load_params(state.params, done)
+      parts.serving.load_params(state.params, done)
       parts.display.say(f'resumed after step {done}')
-    writer = metrics_lib.Writer(
-      parts.run_dir, resume_step=None if restored is None else first - 1
-    )
-    with contextlib.closing(writer):
+    resume_step = None if restored is None else first - 1
+    with parts.pod.metrics(parts.run_dir, resume_step) as write:
       if restored is None:
-        writer.write(0, evaluate(parts, config, 'before', 0))
-      state = _steps(parts, config, state, first, store, writer)
+        write(0, evaluate(parts, config, 'before', 0))
+      state = _steps(parts, config, state, first, store, write)
       after = parts.run_dir / 'eval' / 'after.json'
-      if first <= config.steps or not after.exists():
-        writer.write(
-          config.steps, evaluate(parts, config, 'after', config.steps)
-        )
+      if first <= config.steps or not parts.pod.lead(after.exists):
+        write(config.steps, evaluate(parts, config, 'after', config.steps))
   parts.state = state
-  return report.write_report(parts.run_dir)
+
+  def finish() -> pathlib.Path:
+    page = report.write_report(parts.run_dir)
+    parts.mirror()
+    return page
+
+  return parts.pod.lead(finish)
 
 
 def _steps(
@@ -190,7 +201,7 @@ def _steps(
   state: State,
   first: int,
   store: checkpoint.Checkpoints,
-  writer: metrics_lib.Writer,
+  write: Callable[[int, Mapping[str, float]], object],
 ) -> State:
   step_s: list[float] = []
   for step in range(first, config.steps + 1):
@@ -201,13 +212,16 @@ def _steps(
     with clock('update'):
       state, numbers = update(parts, config, state, chunks, step)
     with clock('sync'):
-      parts.scheduler.load_params(state.params, step)
+      parts.serving.load_params(state.params, step)
     numbers |= accounts.collected(rollouts, chunks)
     if config.evaluate.every and step % config.evaluate.every == 0:
       numbers |= evaluate(parts, config, f'step_{step:05d}', step)
     numbers |= clock.metrics() | accounts.shares(rollouts, clock)
-    writer.write(step, numbers)
+    write(step, numbers)
     with clock('save'):
+      # First what the next start reads beside the checkpoint.
+      if parts.pod.leads:
+        parts.mirror()
       store.save(step, state, parts.facts | {'policy_version': step})
     step_s.append(clock.total())
     left = float(np.mean(step_s)) * (config.steps - step)
@@ -275,7 +289,10 @@ def collect(
       if chunk is not None:
         chunks[number] = _scored(parts, config, state, chunk)
 
-  for group in _groups(parts, config, requests, step, ended):
+  def come() -> Iterator[list[types.Rollout]]:
+    return _groups(parts, config, requests, step, ended)
+
+  for group in parts.pod.each(come):
     key = group[0].group
     groups[key] = group
     number = place[key] // size
@@ -332,6 +349,7 @@ def _groups(
         rollout.reward if rollout.valid else None, failed=not rollout.valid
       )
 
+    assert parts.service is not None
     yield from parts.service.groups(
       [r for r in requests if _key(r) not in stored],
       retry_budget=int(config.collect.retries * total),
@@ -383,7 +401,8 @@ def update(
   out['train/optimizer_steps'] = float(sum('loss' in n for n in steps))
   out |= {f'train/{k}': v for k, v in filled.statistics.items()}
   out |= {f'pack/{k}': v for k, v in filled.packing.items()}
-  save_advantages(parts.run_dir, step, filled.advantage)
+  if parts.pod.leads:
+    save_advantages(parts.run_dir, step, filled.advantage)
   return state, out
 
 
@@ -419,6 +438,13 @@ def evaluate(
   parts: Parts, config: LoopConfig, when: str, step: int
 ) -> dict[str, float]:
   """Pass@1 on unseen tasks, sampled as in training and greedy beside it."""
+  return parts.pod.lead(lambda: _evaluate(parts, config, when, step))
+
+
+def _evaluate(
+  parts: Parts, config: LoopConfig, when: str, step: int
+) -> dict[str, float]:
+  assert parts.service is not None
   by_id = {task.id: task for task in parts.eval_tasks}
   trials: list[scores.Trial] = []
   numbers: dict[str, float] = {}

@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from clawjax import errors, types
-from clawjax import metrics as metrics_lib
 from clawjax import trie as trie_lib
 from clawjax.harness import Harness
 from clawjax.losses import weights
@@ -32,6 +31,7 @@ from clawjax.rollout.fleet import GroupRequest
 from clawjax.tasks import dataset
 from clawjax.train import captured, checkpoint, progress, records
 from clawjax.train import drill as drill_lib
+from clawjax.train import pod as pod_lib
 from clawjax.train import state as state_lib
 from clawjax.train.service import RolloutService
 from clawjax.train.step import Learner
@@ -213,6 +213,8 @@ def fit(
   display: progress.Display,
   rename: Renaming | None = None,
   drills: drill_lib.Drills | None = None,
+  pod: pod_lib.Pod | None = None,
+  checkpoints: str = '',
 ) -> state_lib.TrainState:
   """Fits, resuming from the newest checkpoint of the run folder.
 
@@ -225,11 +227,14 @@ def fit(
     display: for a person.
     rename: gives the names of a trajectory out anew at each use.
     drills: makes the drills, wanted when `config.drill.steps` is not 0.
+    pod: the processes of this run; each gives the same `rollouts`.
+    checkpoints: folder or address that all of them reach; '': in the run folder.
   """
+  pod = pod or pod_lib.Pod()
   rollouts = good(rollouts, config)
   feed = captured.Feed(rollouts, batch=config.batch, seed=config.seed)
   last = config.drill.steps + config.steps
-  store = checkpoint.Checkpoints(run_dir / 'checkpoints')
+  store = checkpoint.Checkpoints(checkpoints or run_dir / 'checkpoints')
   with contextlib.closing(store):
     state = jax.tree.map(jnp.copy, state)  # the update takes over its buffers
     restored = store.restore(state)
@@ -239,10 +244,8 @@ def fit(
       first = done + 1
       feed.restore(facts)
       display.say(f'resumed after step {done}')
-    writer = metrics_lib.Writer(
-      run_dir, resume_step=None if restored is None else first - 1
-    )
-    with contextlib.closing(writer):
+    resume_step = None if restored is None else first - 1
+    with pod.metrics(run_dir, resume_step) as write:
       start, tokens = time.monotonic(), 0
       for step in range(first, last + 1):
         if step <= config.drill.steps:
@@ -258,7 +261,7 @@ def fit(
         if step % config.log_every == 0 or step == last:
           spent = time.monotonic() - start
           numbers['tokens_per_s'] = tokens / spent
-          writer.write(step, {f'{name}/{k}': v for k, v in numbers.items()})
+          write(step, {f'{name}/{k}': v for k, v in numbers.items()})
           left = spent / (step - first + 1) * (last - step)
           display.say(
             f'{name} {step}/{last}: loss {numbers["loss"]:.4f}, '

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
+from clawjax.models.sharding import Sharding
+
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
@@ -183,11 +185,31 @@ def make_optimizer(config: OptimConfig) -> optax.GradientTransformation:
   return optax.chain(*parts)
 
 
-def init(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
-  """A fresh state around `params`."""
-  # Two arrays: a step takes over the buffers of its state, each once.
-  step, skipped = (jnp.zeros((), jnp.int32) for _ in range(2))
-  return TrainState(params, optimizer.init(params), step, skipped)
+def init(
+  params: Any,
+  optimizer: optax.GradientTransformation,
+  sharding: Sharding | None = None,
+) -> TrainState:
+  """A fresh state around `params`.
+
+  Args:
+    params: where they are to stay.
+    optimizer: of the state.
+    sharding: the mesh that `params` are placed on; moments go where their
+      parameters are. None: one device.
+  """
+
+  def make(params: Any) -> TrainState:
+    # Two arrays: a step takes over the buffers of its state, each once.
+    step, skipped = (jnp.zeros((), jnp.int32) for _ in range(2))
+    return TrainState(params, optimizer.init(params), step, skipped)
+
+  if sharding is None:
+    return make(params)
+  places = sharding.like(
+    jax.eval_shape(make, params), jax.tree.map(lambda x: x.sharding, params)
+  )
+  return jax.jit(make, out_shardings=places)(params)
 
 
 def apply_gradients(

@@ -83,8 +83,14 @@ class Critic:
 
   def init(self, policy_params: Any) -> state_lib.TrainState:
     """A state that begins from the policy's trunk."""
-    params = value_model.from_policy(policy_params, self.model)
-    return state_lib.init(params, self._optimizer)
+    places = None
+    if self.sharding is not None:
+      places = self.sharding.of(value_model.table(self.model))
+    begin = jax.jit(
+      functools.partial(value_model.from_policy, config=self.model),
+      out_shardings=places,
+    )
+    return state_lib.init(begin(policy_params), self._optimizer, self.sharding)
 
   def score(self, params: Any, batch: TreeBatch) -> np.ndarray:
     """Values of the states before all terms, float32 [B, E]."""

@@ -255,7 +255,7 @@ def load_time(config, params, repeats=5):
   running.stop()
   return {
     **{f'{k}_s_median': float(np.median(v)) for k, v in took.items()},
-    'samples_of_two_versions': mixed,
+    'samples_of_two_versions': int(mixed),
     'MiB': config.total_params * 4 / 2**20,
   }
 

@@ -7,6 +7,7 @@ import pytest
 from clawjax import config as config_lib
 from clawjax import experiment, harness
 from clawjax.errors import ConfigError, HarnessError
+from clawjax.experiment import parts
 from clawjax.harness import install, template
 from tests.harness.conftest import call, make_task
 
@@ -118,7 +119,7 @@ async def test_a_users_own_harness_by_a_config_entry(roll, tmp_path):
       },
     }
   }
-  [toy] = experiment._harnesses(config_lib.build(experiment.Experiment, config))
+  [toy] = parts.make_harnesses(config_lib.build(experiment.Experiment, config))
   rollout = await roll(toy, [call('sh', line='printf hi > out.txt'), 'Done.'])
   assert (rollout.outcome, rollout.reward) == ('ok', 1.0), rollout.reason
   assert (rollout.harness, rollout.harness_version) == ('toy', '0.1')
@@ -133,13 +134,13 @@ def test_two_entries_of_one_name_are_refused():
   }
   built = config_lib.build(experiment.Experiment, config)
   with pytest.raises(ConfigError, match='harnesses.b: two entries'):
-    experiment._harnesses(built)
+    parts.make_harnesses(built)
   config.harnesses = {
     'a': {'name': 'codex', 'options': {}},
     'b': {'name': 'codex', 'options': {'variant': 'trimmed'}},
   }
   built = config_lib.build(experiment.Experiment, config)
-  names = [found.name for found in experiment._harnesses(built)]
+  names = [found.name for found in parts.make_harnesses(built)]
   assert names == ['codex', 'codex_trimmed']
 
 

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -68,7 +69,8 @@ def test_killed_run_resumes_to_the_same_state(unbroken, tmp_path):
   assert [r['step'] for r in _rows(folder)] == [0, 1, 2]
   resumed = _run(folder, str(STEPS))
   assert resumed.returncode == 0, resumed.stderr[-2000:]
-  assert 'resumed after step 2' in resumed.stdout
+  # The checkpoint of step 2 was being written when the kill came, or was whole.
+  assert re.search(r'resumed after step [12]\b', resumed.stdout)
   step, leaves = _leaves(folder, parts)
   wanted_step, wanted = _leaves(whole, parts)
   assert step == wanted_step == STEPS
@@ -97,7 +99,7 @@ def test_a_finished_run_is_left_as_it_is(unbroken):
 
 def test_versions_go_to_the_engine_in_order(unbroken):
   _, parts, _ = unbroken
-  assert parts.scheduler.versions == [1, 2, 3, 4]
+  assert parts.serving.versions == [1, 2, 3, 4]
 
 
 def test_run_folder_is_complete(unbroken):

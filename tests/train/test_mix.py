@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from clawjax import config, errors, experiment, types
+from clawjax.experiment import parts as experiment_parts
 from clawjax.train import accounts, expert, harvest, loop
 from clawjax.trie import FilterConfig, PackConfig
 
@@ -90,7 +91,7 @@ def test_advantages_are_taken_within_task_and_harness():
 def test_the_mix_trains_through_three_in_the_same_batches():
   section = runpy.run_path(str(CONFIGS / 'quickstart_mix.py'))['get_config']()
   built = config.build(experiment.Experiment, section)
-  made = experiment._harnesses(built)
+  made = experiment_parts.make_harnesses(built)
   assert {h.name for h in made} == {'pi', 'claude_code_bare', 'codex_trimmed'}
   assert {h.dialect for h in made} == {'chat', 'messages', 'responses'}
   assert built.train_on == ()

@@ -85,7 +85,7 @@ def _parts(run_dir, *, stop_at=0):
     parts,
     critic=critic,
     state=state.ActorCriticState(parts.state, critic.init(parts.state.params)),
-    scheduler=scheduler,
+    serving=scheduler,
     service=Service(scheduler, stop_at),
   )
 
@@ -126,8 +126,8 @@ def test_the_policy_waits_for_the_critic(run):
   _, parts, rows = run
   fresh = toy.parts(parts.run_dir).state.params
   start = [np.asarray(x) for x in jax.tree.leaves(fresh)]
-  served = parts.scheduler.policies
-  assert parts.scheduler.versions == [1, 2, 3, 4]
+  served = parts.serving.policies
+  assert parts.serving.versions == [1, 2, 3, 4]
   for policy in served[:PRETRAIN]:
     for got, want in zip(policy, start, strict=True):
       np.testing.assert_array_equal(got, want)

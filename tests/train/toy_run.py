@@ -118,7 +118,7 @@ def parts(run_dir, *, kill_at=0):
   return loop.Parts(
     learner=learner,
     state=state.init(qwen3.init(model, jax.random.key(0)), optimizer),
-    scheduler=scheduler,
+    serving=scheduler,
     service=ToyService(scheduler, kill_at),
     harnesses=[ToyHarness()],
     train_tasks=synth.tasks('train', count=8),
