@@ -5,8 +5,8 @@
   python launch/xm_launch.py --config=configs/quickstart.py --xm
 
 `--config` names a file with `get_config()`; `--config.a.b=v` overrides one key.
-The run goes to `--run_dir`, or to `runs/NAME` with `--name`, or to where the
-config says. The same command resumes a run that was stopped.
+The run goes to `--run_dir` (a folder, or an address like gs://BUCKET/RUN that it
+is copied to), or to `runs/NAME` with `--name`, or to where the config says. The same command resumes a run that was stopped.
 
 With `--xm` the same flags start the same job as an XManager local experiment
 (extra `launch`); XManager keeps its own list of experiments in the home folder.
@@ -58,7 +58,7 @@ MACHINE = {
 _CONFIG = config_flags.DEFINE_config_file(
   'config', None, 'Experiment file with get_config().', lock_config=True
 )
-_RUN_DIR = flags.DEFINE_string('run_dir', None, 'Folder of the run.')
+_RUN_DIR = flags.DEFINE_string('run_dir', None, 'Folder or address of the run.')
 _NAME = flags.DEFINE_string('name', None, 'Short for --run_dir=runs/NAME.')
 _XM = flags.DEFINE_bool('xm', False, 'Start it as an XManager experiment.')
 
@@ -108,9 +108,11 @@ def parse(argv: Sequence[str]) -> list[str]:
   return argv
 
 
-def run_dir() -> pathlib.Path | None:
-  """The folder that the flags ask for, or None where they do not."""
+def run_dir() -> pathlib.Path | str | None:
+  """The folder or address that the flags ask for, or None."""
   if _RUN_DIR.value:
+    if '://' in _RUN_DIR.value:
+      return str(_RUN_DIR.value)
     return pathlib.Path(_RUN_DIR.value)
   return pathlib.Path('runs') / _NAME.value if _NAME.value else None
 
