@@ -147,7 +147,7 @@ def _supervise(run: parts.Run) -> None:
   )
   rename = None
   if experiment.expert.rename:
-    rename = sft.Renaming(tokenizer, words.WORDS)
+    rename = sft.Renaming(tokenizer, words.WORDS, sft.stem_ids(rollouts))
   state = sft.fit(
     learner,
     state_lib.init(params, learner.optimizer, run.sharding),

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -168,6 +168,24 @@ def renamed(rollout: types.Rollout, new_id_V: np.ndarray) -> types.Rollout:
   )
 
 
+def stem_ids(rollouts: Iterable[types.Rollout]) -> set[int]:
+  """Ids in what all trajectories of a harness begin with: its own prompt.
+
+  Words that stand there are not names of a task. Dealt out anew they would make
+  each trajectory's prompt another one, so that the tree shares none of it.
+  """
+  stems: dict[str, np.ndarray] = {}
+  for rollout in rollouts:
+    if not rollout.calls:
+      continue
+    prompt = np.asarray(rollout.calls[0].prompt_ids)
+    stem = stems.get(rollout.harness, prompt)
+    size = min(len(stem), len(prompt))
+    differ = np.flatnonzero(stem[:size] != prompt[:size])
+    stems[rollout.harness] = stem[: differ[0] if len(differ) else size]
+  return {int(i) for stem in stems.values() for i in stem}
+
+
 # A word at the start of a line or a name, and after a blank.
 _FORMS = ('', ' ')
 
@@ -183,14 +201,21 @@ class Renaming:
     tokenizer: turns words into ids.
     words: names that may be exchanged for one another; those that are not a
       single token in every form stay as they are.
+    keep: ids that stay, and with them the other forms of their word; see
+      `stem_ids`.
   """
 
-  def __init__(self, tokenizer: Any, words: Sequence[str]):
+  def __init__(
+    self,
+    tokenizer: Any,
+    words: Sequence[str],
+    keep: Collection[int] = frozenset(),
+  ):
     forms = [[tokenizer.encode(f + w) for f in _FORMS] for w in words]
     single = [
       [ids[0] for ids in word]
       for word in forms
-      if all(len(ids) == 1 for ids in word)
+      if all(len(ids) == 1 and ids[0] not in keep for ids in word)
     ]
     self._table = np.array(single, np.int32).reshape(-1, len(_FORMS))
     self._vocab_size = tokenizer.vocab_size

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from clawjax import errors, types
+from clawjax import errors, trie, types
 from clawjax.chat import parsing, tokenizers
 from clawjax.tasks import words
 from clawjax.train import expert, sft
@@ -83,6 +83,37 @@ def test_renaming_is_consistent_and_touches_names_only():
   assert new_prompt == (
     f'Copy {new_a}.txt to {new_b}.txt.\n{new_a} 12\n{new_b} 7\n'
   )
+
+
+def test_words_of_a_harness_prompt_are_not_names():
+  """What all trajectories begin with stays, so that they still share it."""
+  stem, names = 'The table and the shell. ', words.WORDS[:6]
+  assert {'table', 'shell'} <= set(words.WORDS)
+  assert not {'table', 'shell'} & set(names)
+  rollouts = [
+    _captured(f'{stem}Copy {name}.', f'cp {name} table') for name in names
+  ]
+  keep = sft.stem_ids(rollouts)
+  assert keep == set(TINY.encode(f'{stem}Copy'))
+  renaming = sft.Renaming(TINY, words.WORDS, keep)
+  rng = np.random.default_rng(5)
+  changed = [sft.renamed(r, renaming.draw(rng)) for r in rollouts]
+  texts = [TINY.decode(r.calls[0].prompt_ids) for r in changed]
+  assert all(text.startswith(f'{stem}Copy ') for text in texts)
+  assert [t.removeprefix(f'{stem}Copy ') for t in texts] != [
+    f'{name}.' for name in names
+  ]
+  # Every form of a kept word stays: the answer's ' table' too.
+  assert all(
+    TINY.decode(r.calls[0].sample.token_ids).endswith(' table') for r in changed
+  )
+  # The trajectories of one tree share the stem, renamed or not.
+  config = sft.SftConfig()
+  plain, new = (
+    trie.pack(sft.grow(r, config), groups=['sft'] * 6, config=config.pack)
+    for r in (rollouts, changed)
+  )
+  assert new.stats['tokens'] == plain.stats['tokens']
 
 
 def test_renaming_is_a_permutation_of_the_vocabulary():
