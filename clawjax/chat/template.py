@@ -144,7 +144,10 @@ def _coder_call(call: types.ToolCall) -> str:
     arguments = {'arguments': call.arguments}
   lines = [f'<tool_call>\n<function={call.name}>']
   for name, value in arguments.items():
-    lines.append(f'<parameter={name}>\n{_coder_value(value)}\n</parameter>')
+    # In JSON's spelling, as the model may write it: the template's own False
+    # and None are Python's.
+    shown = value if isinstance(value, str) else tojson(value)
+    lines.append(f'<parameter={name}>\n{shown}\n</parameter>')
   return '\n'.join(lines) + '\n</function>\n</tool_call>'
 
 

@@ -171,7 +171,7 @@ def turns(items: Sequence[Any], start: int) -> list[canonical.Turn]:
       last = ordered[-1]
       content = '\n'.join(t for t in (last.content, *texts) if t)
       ordered[-1] = types.Message('tool', content, call_id=last.call_id)
-    found.append(canonical.Turn(tuple(ordered), i))
+    found.append(canonical.Turn(tuple(ordered), i, joined=bool(texts)))
     calls = ()
   return found
 
@@ -338,7 +338,7 @@ def whole(
 
 
 def _event(kind: str, **value: Any) -> bytes:
-  data = canonical.dumps({'type': kind, **value})
+  data = canonical.event_data({'type': kind, **value})
   return b'event: ' + kind.encode() + b'\ndata: ' + data + b'\n\n'
 
 
@@ -417,7 +417,7 @@ class Stream:
 
   def failure(self, error: errors.RequestError) -> bytes:
     """An error after the headers have gone."""
-    data = canonical.dumps(error_body(error))
+    data = canonical.event_data(error_body(error))
     return b'event: error\ndata: ' + data + b'\n\n'
 
 

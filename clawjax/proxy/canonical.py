@@ -23,6 +23,9 @@ from clawjax.chat import parsing
 
 IMAGE = '[image omitted: this model reads text only]'
 _BLANK_LINES = re.compile(r'[ \t\r]*\n[ \t\r\n]*\n|[ \t\r]+\n')
+# U+0085, U+2028 and U+2029; JSON escapes the others itself.
+_LINE_BREAKS = re.compile(rb'\xc2\x85|\xe2\x80[\xa8\xa9]')
+_ESCAPED = {c.encode(): f'\\u{ord(c):04x}'.encode() for c in '\x85\u2028\u2029'}
 _NOT_ID = re.compile(r'[^A-Za-z0-9]')
 # Made once: `json.loads` and `dumps` make theirs anew for such options.
 _READER = json.JSONDecoder(strict=False)
@@ -36,10 +39,12 @@ class Turn:
   Attributes:
     messages: one message, or the tool results that share a turn.
     end: number of raw items up to and including this turn.
+    joined: text beside tool results was put into the last of them.
   """
 
   messages: tuple[types.Message, ...]
   end: int
+  joined: bool = False
 
   @property
   def role(self) -> str:
@@ -185,6 +190,16 @@ def dumps(value: Any) -> bytes:
   except TypeError:  # A huge integer, or a lone surrogate.
     text = json.dumps(value, ensure_ascii=False, separators=(',', ':'))
     return text.encode('utf-8', 'replace')
+
+
+def event_data(value: Any) -> bytes:
+  """JSON for a `data:` line of an event stream.
+
+  Some clients split a stream wherever Unicode breaks a line, not only where
+  the standard does; such characters are therefore escaped.
+  """
+  data = dumps(value)
+  return _LINE_BREAKS.sub(lambda m: _ESCAPED[m[0]], data)
 
 
 # ---- reading loosely typed bodies ------------------------------------------

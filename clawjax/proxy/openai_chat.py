@@ -379,7 +379,7 @@ def whole(answer: canonical.Answer, request: canonical.Request) -> dict:
 
 
 def _event(value: Any) -> bytes:
-  return b'data: ' + canonical.dumps(value) + b'\n\n'
+  return b'data: ' + canonical.event_data(value) + b'\n\n'
 
 
 class Stream:

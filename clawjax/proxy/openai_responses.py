@@ -318,7 +318,7 @@ class _Events:
     self._next = 0
 
   def __call__(self, kind: str, **value: Any) -> bytes:
-    data = canonical.dumps(
+    data = canonical.event_data(
       {'type': kind, 'sequence_number': self._next, **value}
     )
     self._next += 1

@@ -82,6 +82,8 @@ class Prompter:
     node, points = match.node, list(match.points)
     if unpaired(node, match.new):
       applied.append('unpaired_tools')
+    if any(turn.joined for turn in match.new):
+      applied.append('text_in_result')
     for turn in match.new:
       node = self._render(node, turn, applied, made)
       points.append((turn.end, node))

@@ -155,6 +155,10 @@ def _assistant(items: Sequence[Any]) -> types.Message:
   )
 
 
+def _skip(item: Any) -> None:
+  log.info('skipped an item of type %s', kind(item) or 'none')
+
+
 def turns(items: Sequence[Any], start: int) -> list[canonical.Turn]:
   """Canonical turns of an item list from a turn boundary on."""
   found: list[canonical.Turn] = []
@@ -169,13 +173,15 @@ def turns(items: Sequence[Any], start: int) -> list[canonical.Turn]:
         message = types.Message('system' if what == 'system' else 'user', text)
         found.append(canonical.Turn((message,), i + 1))
       else:
-        log.info('skipped an item of type %s', kind(items[i]) or 'none')
+        _skip(items[i])
       i += 1
       continue
     run, end = [items[i]], i + 1
     while end < len(items) and side(items[end]) in (what, ''):
       if side(items[end]):
         run.append(items[end])
+      else:
+        _skip(items[end])
       end += 1
     i = end
     if what == 'assistant':

@@ -1,4 +1,4 @@
-"""The parser's policies, by hand; the shared cases run too where they are."""
+"""The parser's policies, by hand; `tests/cases` runs the shared ones."""
 
 import json
 import warnings
@@ -548,43 +548,3 @@ def test_long_repetitive_texts_take_linear_time():
     for tail in ('', OPEN):
       parse(unit * 1000, tail=tail)
     assert time.process_time() - begun < 5
-
-
-# ---- the shared cases ------------------------------------------------------
-
-
-def same(a, b):
-  if isinstance(a, bool) or isinstance(b, bool):
-    return a is b
-  if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-    return a == b
-  if isinstance(a, dict) and isinstance(b, dict):
-    return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-  if isinstance(a, list) and isinstance(b, list):
-    return len(a) == len(b) and all(map(same, a, b))
-  return type(a) is type(b) and a == b
-
-
-def test_shared_cases(shared):
-  ran = 0
-  for path in sorted((shared / 'cases').glob('*.jsonl')):
-    for line in path.read_text().splitlines():
-      case = json.loads(line)
-      given, expected = case['input'], case['expected']
-      if given['level'] != 'model_output':
-        continue
-      ran += 1
-      parsed = parse(
-        given['text'],
-        tools=given['tools'],
-        finish=given['finish'],
-        tail=given.get('prompt_tail', ''),
-      )
-      if 'parsed' in expected:
-        got = [{'name': n, 'arguments': a} for n, a in calls(parsed)]
-        assert same(got, expected['parsed']), case['id']
-      for field in ('content', 'reasoning'):
-        if field in expected:
-          got = getattr(parsed, field).strip('\n')
-          assert got == expected[field].strip('\n'), case['id']
-  assert ran >= 40

@@ -185,7 +185,7 @@ def test_coder_calls_are_decoded_to_parameters(tokenizer):
   )
   assert (
     '<tool_call>\n<function=f>\n<parameter=s>\na\nb\n</parameter>\n'
-    '<parameter=n>\n3\n</parameter>\n<parameter=b>\nFalse\n</parameter>\n'
+    '<parameter=n>\n3\n</parameter>\n<parameter=b>\nfalse\n</parameter>\n'
     '<parameter=l>\n[1, null]\n</parameter>\n</function>\n</tool_call><|im_end|>'
   ) in text
 
@@ -274,7 +274,7 @@ def test_coder_turns(tokenizer):
   assert shown(renderer, messages) == (
     '<|im_start|>user\nq<|im_end|>\n'
     '<|im_start|>assistant\nI look.\n\n'
-    '<tool_call>\n<function=f>\n<parameter=n>\nNone\n</parameter>\n'
+    '<tool_call>\n<function=f>\n<parameter=n>\nnull\n</parameter>\n'
     '</function>\n</tool_call>\n'
     '<tool_call>\n<function=g>\n</function>\n</tool_call><|im_end|>\n'
     '<|im_start|>user\n<tool_response>\none\n</tool_response>\n'

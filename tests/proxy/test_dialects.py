@@ -230,6 +230,23 @@ async def test_messages_reminder_goes_inside_the_last_tool_response(bench):
     '</tool_response><|im_end|>\n<|im_start|>assistant\n'
   )
   assert text.count('<|im_start|>user') == 2
+  assert b.calls()[1].normalised == ('text_in_result',)
+
+
+@pytest.mark.parametrize('path', ['messages', 'chat/completions', 'responses'])
+async def test_no_data_line_holds_what_unicode_calls_a_line_break(bench, path):
+  text = 'a\u2028b\u2029c\x85d\x0be'
+  async with bench([text]) as b:
+    body = {'model': 'm', 'max_tokens': 99, 'stream': True}
+    body['input' if path == 'responses' else 'messages'] = USER
+    answer = await b.post(path, body)
+  # As clients read that split wherever `str.splitlines` does.
+  data = [
+    json.loads(line[6:])
+    for line in answer.text.splitlines()
+    if line.startswith('data: {')
+  ]
+  assert json.dumps(text)[1:-1] in json.dumps(data)
 
 
 async def test_messages_results_arrays_images_and_order(bench):
