@@ -43,7 +43,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from clawjax.errors import ConfigError
-from clawjax.models import experts, rope
+from clawjax.models import embedding, experts, rope
 from clawjax.models.config import PRESETS, Config, RopeScaling
 
 __all__ = [
@@ -246,9 +246,8 @@ def apply(
   pin = sharding.constrain if sharding else lambda x, axes: x
   attend = attend or causal_attend
   dtype = jnp.dtype(config.dtype)
-  # mode='clip': ids are in range by construction; the default fills NaN.
-  x_BTD = jnp.take(params['embed'], tokens_BT, axis=0, mode='clip')
-  x_BTD = pin(x_BTD.astype(dtype), ('batch', 'length', None))
+  x_BTD = embedding.look_up(params['embed'], tokens_BT, dtype, sharding)
+  x_BTD = pin(x_BTD, ('batch', 'length', None))
   cos_sin = rope.angles(positions_BT, config)
 
   def block(x_BTD, layer, state, replay_BTA):
