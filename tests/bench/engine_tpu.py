@@ -4,12 +4,12 @@
 
 Needs `jax[tpu]` (its compiler, not a TPU). Layers are unrolled in serving, so
 one burst step of `--layers` layers is compiled twice, with one and with two
-layers; their difference is a layer. Time is XLA's model of the program plus the
-bytes of keys and values over bandwidth, since the attention kernel carries no
-cost of its own. XLA's model counts the whole pool of pages wherever a program
-touches it, though writes are in place; so each program is compiled with two
-pool sizes and what grows with the pool is taken off. The floor is the bytes that a step must move (the weights that
-its tokens touch, each once, and the keys and values) over bandwidth.
+layers; their difference is a layer. Costs are read from the compiled text
+(hlo_program.py: writes into the pool of pages are in place), plus the bytes of
+keys and values, since the attention kernel carries no cost of its own. Time is
+modelled as in chips.py. The floor is the bytes that a step must move (the
+weights that its tokens touch, each once, and the keys and values) over
+bandwidth.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v5p-8')
 os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
 # Nothing here touches a device: several compilers may run side by side.
 os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+import chips
 import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
@@ -38,11 +40,7 @@ from clawjax.models import qwen3
 from clawjax.models.sharding import Sharding, make_mesh
 from clawjax.serving import programs, sampler
 
-# HBM bytes per second and bytes per chip.
-TARGETS = {
-  'v5p': ('v5p:2x2x1', 2.765e12, 95e9),
-  'v6e': ('v6e:2x2', 1.64e12, 32e9),
-}
+TARGETS = {'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x2'}
 MODELS = {'8b': 'qwen3-8b', '30b-a3b': 'qwen3-30b-a3b'}
 ROWS, CONTEXT, PAGE, CHUNK = 64, 8192, 64, 2048
 
@@ -124,7 +122,8 @@ def compile_one(kind, config, sharding, pool):
 
 def report(name, target, kind):
   """One row of the table."""
-  topology, bandwidth, memory = TARGETS[target]
+  topology = TARGETS[target]
+  chip = chips.chip_of(topology)
   devices = topologies.get_topology_desc(
     platform='tpu', topology_name=topology
   ).devices
@@ -137,28 +136,27 @@ def report(name, target, kind):
     expert_impl='ragged' if whole.experts else 'auto',
   )
   full = ROWS * CONTEXT // PAGE
-  costs, took = {}, 0.0
+  facts, took = {}, 0.0
   for layers in (1, 2):
-    for pool in (full, 2 * full):
-      seconds, compiled = compile_one(
-        kind, whole.replace(layers=layers), sharding, pool
-      )
-      took += seconds
-      cost = compiled.cost_analysis()
-      costs[layers, pool] = cost[0] if isinstance(cost, list) else cost
-      if pool == full:
-        stats = compiled.memory_analysis()
+    seconds, compiled = compile_one(
+      kind, whole.replace(layers=layers), sharding, full
+    )
+    took += seconds
+    # The loop over the steps of a burst runs as long as it is told: once here.
+    facts[layers] = chips.facts(compiled, loops=False)
 
   def total(key):
-    one, two = (
-      2 * costs[n, full].get(key, 0.0) - costs[n, 2 * full].get(key, 0.0)
-      for n in (1, 2)
-    )
+    one, two = (facts[n]['once'][key] for n in (1, 2))
+    return one + (whole.layers - 1) * (two - one)
+
+  def sent():
+    one, two = (sum(facts[n]['once']['sent'].values()) for n in (1, 2))
     return one + (whole.layers - 1) * (two - one)
 
   tokens = ROWS if kind == 'decode' else CHUNK
-  chips = len(devices)
-  kv = 2 * 2 * whole.layers * whole.kv_heads * whole.head_size * CONTEXT / chips
+  devices_here = len(devices)
+  kv = 2 * 2 * whole.layers * whole.kv_heads * whole.head_size * CONTEXT
+  kv /= devices_here
   kv *= ROWS if kind == 'decode' else 1
   # Of X experts, T tokens with A each touch X (1 - (1 - A/X)^T) on average.
   weights = whole.total_params
@@ -169,23 +167,31 @@ def report(name, target, kind):
   # The embedding's rows are gathered, not read whole (untied models).
   if not whole.tied:
     weights -= whole.vocab * whole.width
-  floor = (2 * weights / chips + kv) / bandwidth
-  modelled = total('optimal_seconds') + kv / bandwidth
+  stored = 2 * whole.total_params / devices_here + kv
+  temp = max(f['temp'] for f in facts.values())
+  floor = (2 * weights / devices_here + kv) / chip.bandwidth
+  moved = total('bytes') + kv
+  modelled = (
+    total('cycles') / chip.clock
+    + (total('unmodelled') + kv) / chip.bandwidth
+    + sent() / chip.links
+  )
   return {
     'model': name,
     'target': topology,
     'kind': kind,
-    'compile_s_of_four': round(took, 1),
-    'temp_MiB_2_layers': stats.temp_size_in_bytes / 2**20,
-    'weights_and_kv_GB_per_chip': (2 * whole.total_params / chips + kv) / 1e9,
-    'chip_GB': memory / 1e9,
-    'flops_per_chip': total('flops'),
-    'bytes_per_chip_without_kv': total('bytes accessed'),
-    'modelled_ms': None if modelled < 0 else 1e3 * modelled,
-    'bytes_ms': 1e3 * (total('bytes accessed') + kv) / bandwidth,
+    'compile_s_of_two': round(took, 1),
+    'temp_GiB_2_layers': temp / 2**30,
+    'weights_and_kv_GiB': stored / 2**30,
+    'hbm_GiB': chip.hbm / 2**30,
+    'fits': stored + temp < chip.hbm,
+    'matmul_GFLOP': total('flops') / 1e9,
+    'MB_with_kv': moved / 1e6,
+    'sent_MB': sent() / 1e6,
+    'modelled_ms': 1e3 * modelled,
     'floor_ms': 1e3 * floor,
-    'bytes_over_floor': (total('bytes accessed') + kv) / bandwidth / floor,
-    'modelled_over_floor': None if modelled < 0 else modelled / floor,
+    'bytes_over_floor': moved / chip.bandwidth / floor,
+    'modelled_over_floor': modelled / floor,
   }
 
 

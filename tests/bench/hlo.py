@@ -19,12 +19,12 @@ import math
 import re
 from collections.abc import Iterable
 
-_BYTES = {
+BYTES = {
   'pred': 1, 's8': 1, 'u8': 1, 'f8e4m3fn': 1, 'f8e5m2': 1,
   'bf16': 2, 'f16': 2, 's16': 2, 'u16': 2,
   'f32': 4, 's32': 4, 'u32': 4, 'f64': 8, 's64': 8, 'u64': 8,
 }  # fmt: skip
-_SENT = {
+SENT = {
   'all-gather': lambda size, n: size * (n - 1) / n,
   'reduce-scatter': lambda size, n: size * (n - 1),
   'all-reduce': lambda size, n: 2 * size * (n - 1) / n,
@@ -33,15 +33,17 @@ _SENT = {
   'collective-permute': lambda size, n: size,
 }
 # The longer names first: 'all-to-all' ends 'ragged-all-to-all'.
-_KINDS = '|'.join(sorted(_SENT, key=len, reverse=True))
+_KINDS = '|'.join(sorted(SENT, key=len, reverse=True))
 _OP = re.compile(rf' = (.*?) ({_KINDS})(-start)?\((.*)')
 _SHAPE = re.compile(r'(\w+)\[([\d,]*)\]')
 _LISTED = re.compile(r'replica_groups=\{\{([\d,]*)\}')
 _TILED = re.compile(r'replica_groups=\[(\d+),(\d+)\]')
+# replica_groups=mesh['fsdp'=4,'context'=16] {'context'}: along those axes.
+_NAMED = re.compile(r'replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}')
 
 
 def _size(dtype: str, dims: str) -> int:
-  return _BYTES.get(dtype, 4) * math.prod(int(d) for d in dims.split(',') if d)
+  return BYTES.get(dtype, 4) * math.prod(int(d) for d in dims.split(',') if d)
 
 
 def _group(rest: str, devices: int) -> int:
@@ -49,6 +51,12 @@ def _group(rest: str, devices: int) -> int:
     return found[1].count(',') + 1
   if found := _TILED.search(rest):
     return int(found[2])
+  if found := _NAMED.search(rest):
+    sizes = dict(re.findall(r"'([^']*)'=(\d+)", found[1]))
+    return math.prod(
+      int(part or sizes[name])
+      for name, part in re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", found[2])
+    )
   return devices
 
 
@@ -76,7 +84,7 @@ def collectives(
       size = sizes[0]
     else:
       size = sum(sizes)
-    n = _group(rest, devices)
+    n = 2 if kind == 'collective-permute' else _group(rest, devices)
     count, total = found.get(kind, (0, 0.0))
-    found[kind] = count + 1, total + (_SENT[kind](size, n) if n > 1 else 0.0)
+    found[kind] = count + 1, total + (SENT[kind](size, n) if n > 1 else 0.0)
   return found
