@@ -19,7 +19,9 @@ from typing import Any, Literal
 from clawjax.errors import ConfigError
 
 Dtype = Literal['float32', 'bfloat16']
-ExpertImpl = Literal['auto', 'dense', 'loop', 'gather', 'block', 'ragged']
+ExpertImpl = Literal[
+  'auto', 'dense', 'loop', 'gather', 'block', 'ragged', 'roomy'
+]
 Remat = Literal['none', 'full', 'dots', 'attention']
 
 

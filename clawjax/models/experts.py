@@ -13,6 +13,10 @@ All ways in `run` give the same numbers (tested); they differ in speed:
   block   pairs sorted by expert, each expert's share padded to whole blocks,
           one batched matmul over blocks: FLOPs near the ideal A / X.
   ragged  `jax.lax.ragged_dot` over sorted pairs: the accelerator's path.
+  roomy   one batched matmul over experts, each with room for somewhat more
+          than its mean share; what is beyond goes through one expert at a
+          time. No pair is sorted and hardly a weight copied, so this is the
+          fastest on a CPU; forward only (the number of extra rounds is data).
 `run_sharded` does the same on a mesh, with the experts spread over it.
 
 Axes: N tokens, D width, X experts, A experts per token, F expert width,
@@ -22,6 +26,7 @@ P blocks of S slots.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -112,6 +117,11 @@ def run(
   if impl == 'auto':
     impl = choose(x_ND.shape[0], experts, expert_NA.shape[1])
   gate_NA = gate_NA.astype(x_ND.dtype)
+  if impl == 'roomy':
+    if _few(x_ND.shape[0], expert_NA.shape[1], experts):
+      impl = 'gather'
+    else:
+      return _roomy(x_ND, weights, expert_NA, gate_NA)
   if impl in ('block', 'ragged'):
     grouped = _block if impl == 'block' else _ragged
     out_NAD = grouped(x_ND, weights, expert_NA)
@@ -148,14 +158,70 @@ def choose(tokens: int, experts: int, experts_per_token: int) -> str:
   """
   if jax.default_backend() != 'cpu':
     return 'ragged'
-  if tokens * experts_per_token <= experts // 2:
+  if _few(tokens, experts_per_token, experts):
     return 'gather'
   if tokens < 32 and experts <= 16:
     return 'loop'
   return 'block'
 
 
+def _few(tokens: int, experts_per_token: int, experts: int) -> bool:
+  """Whether most experts' weights would be read for nothing."""
+  return tokens * experts_per_token <= experts // 2
+
+
 # ---- pairs grouped by expert -----------------------------------------------
+
+
+def _roomy(x_ND, weights, expert_NA, gate_NA):
+  """See the top of the file.
+
+  CPU milliseconds forward (two loaded cores, D 256, F 256, X 8, A 2, float32,
+  uneven shares) against loop and block: 8 tokens 0.7, 1.4, 1.7; 32 tokens 1.1,
+  2.4, 7.0; 256 tokens 4.5, 9.4, 14; 512 tokens 8.3, 18, 19.
+  """
+  n, a = expert_NA.shape
+  experts = weights.gate_XDF.shape[0]
+  mean = n * a / experts
+  room = min(n, 4 * math.ceil((mean + 2 * math.sqrt(mean)) / 4))
+  flat_M = expert_NA.reshape(-1)
+  mine_MX = jax.nn.one_hot(flat_M, experts, dtype=jnp.int32)
+  rank_M = ((jnp.cumsum(mine_MX, axis=0) - mine_MX) * mine_MX).sum(-1)
+
+  def add(out_ND, weights, here_M, slot_M):
+    """Adds the pairs `here_M`, each at its slot of the experts in `weights`."""
+    count = weights.gate_XDF.shape[0]
+    slot_M = jnp.where(here_M, slot_M, count * room)
+    pair_S = jnp.zeros(count * room, jnp.int32)  # empty slots: any token
+    pair_S = pair_S.at[slot_M].set(jnp.arange(n * a), mode='drop')
+    x_XRD = x_ND[pair_S // a].reshape(count, room, -1)
+    hidden_XRF = jax.nn.silu(jnp.matmul(x_XRD, weights.gate_XDF))
+    hidden_XRF *= jnp.matmul(x_XRD, weights.up_XDF)
+    out_SD = jnp.matmul(hidden_XRF, weights.down_XFD)
+    out_SD = out_SD.reshape(count * room, -1)
+    out_NAD = _rows(out_SD, slot_M.reshape(n, a))
+    return out_ND + jnp.einsum('nad,na->nd', out_NAD, gate_NA)
+
+  out_ND = add(
+    jnp.zeros_like(x_ND), weights, rank_M < room, flat_M * room + rank_M
+  )
+  if room == n:
+    return out_ND
+  extra_X = (mine_MX.sum(0) - 1) // room  # -1 // room is -1: nothing there
+  ends_X = jnp.cumsum(jnp.maximum(extra_X, 0))
+
+  def more(carry):
+    i, out_ND = carry
+    expert = jnp.searchsorted(ends_X, i, side='right')
+    local_M = rank_M - room * (i - ends_X[expert] + extra_X[expert] + 1)
+    here_M = (flat_M == expert) & (local_M >= 0) & (local_M < room)
+    one = Weights(*(w[expert][None] for w in weights))
+    return i + 1, add(out_ND, one, here_M, local_M)
+
+  _, out_ND = jax.lax.while_loop(
+    lambda carry: carry[0] < ends_X[-1], more, (jnp.int32(0), out_ND)
+  )
+  return out_ND
 
 
 def _ragged(x_ND, weights, expert_NA):

@@ -126,6 +126,8 @@ class Engine:
     """
     # Unrolled layers: a scan would copy every layer's pages on each call.
     self.config = config.replace(scan_layers=False, remat='none')
+    if config.expert_impl == 'auto' and jax.default_backend() == 'cpu':
+      self.config = self.config.replace(expert_impl='roomy')
     self.slots = slots
     self.page_size = page_size
     self.pages_per_row = _round_up(-(-window // page_size), 16)
@@ -142,19 +144,19 @@ class Engine:
     self.burst = burst
     self.record_kept = record_kept
     self.chunks = _buckets(32, max_chunk, 4)
-    self.batches = _buckets(2, slots, 4)
+    self.batches = _buckets(1, slots, 4)
     self.contexts = _buckets(
       min(self.pages_per_row, max(1, 512 // page_size)), self.pages_per_row, 2
     )
     dtype = jnp.dtype(cache_dtype or config.dtype)
-    shape = (pages, page_size, 2 * config.kv_heads, config.head_size)
     if attention == 'auto':
       attention = 'kernel' if jax.default_backend() == 'tpu' else 'gather'
     place = programs.Place(attention, sharding)
+    shape = place.pool_shape(pages, page_size, config)
     self._where = self._pools_where = None
     if sharding is not None:
       self._where = sharding.of(qwen3.table(self.config))
-      self._pools_where = sharding.named((None, None, 'kv_heads', None))
+      self._pools_where = sharding.named(place.pool_axes)
     self._pools = [
       jnp.zeros(shape, dtype, device=self._pools_where)
       for _ in range(config.layers)
@@ -244,8 +246,9 @@ class Engine:
     """
     count = len(tokens_T)
     size = next(c for c in self.chunks if c >= count)
-    tokens = np.zeros(size, np.int32)
-    tokens[:count] = tokens_T
+    # Padding repeats the tokens: copies of one id would all want the same
+    # experts, and more of them than there is room for.
+    tokens = np.resize(np.asarray(tokens_T, np.int32), size)
     table_P = np.zeros(self.pages_per_row, np.int32)
     table_P[: len(table)] = table
     self._pools, routes = self._prefill(

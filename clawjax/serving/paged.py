@@ -1,9 +1,11 @@
 """Keys and values in pages on the device, and attention over them, plainly.
 
-A pool holds one layer: `[pages, page_size, 2K, C]`, keys and values of a head
-next to each other (k0 v0 k1 v1 ..., the layout that JAX's TPU kernel reads). A
-sequence is a row of page numbers; position t lives in page `table[t // size]`
-at `t % size`. Page 0 is scratch: padding writes there and nobody reads it.
+A pool holds one layer, keys and values of a head next to each other (k0 v0 k1
+v1 ...): `[pages, 2K, page_size, C]` for the functions of this file, where a head
+of a page is one stretch of memory (a CPU gathers it four times as fast), or
+`[pages, page_size, 2K, C]`, the layout that JAX's TPU kernel reads. A sequence
+is a row of page numbers; position t lives in page `table[t // size]` at
+`t % size`. Page 0 is scratch: padding writes there and nobody reads it.
 
 Decode on a CPU would drown in gathers if every step read pages, so a burst of
 steps gathers its context once (`gather`), keeps new keys and values in a short
@@ -30,6 +32,13 @@ def write(
   pool: jax.Array, kv_N2KC: jax.Array, page_N: jax.Array, offset_N: jax.Array
 ) -> jax.Array:
   """The pool with N tokens' keys and values stored at (page, offset)."""
+  return pool.at[page_N, :, offset_N].set(kv_N2KC.astype(pool.dtype))
+
+
+def write_for_kernel(
+  pool: jax.Array, kv_N2KC: jax.Array, page_N: jax.Array, offset_N: jax.Array
+) -> jax.Array:
+  """The same for the kernel's layout."""
   return pool.at[page_N, offset_N].set(kv_N2KC.astype(pool.dtype))
 
 
@@ -44,10 +53,14 @@ def page_at(
 def gather(pool: jax.Array, table_BP: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Keys and values of whole rows of pages, each [B, K, P * size, C]."""
   batch, pages = table_BP.shape
-  size, heads2, width = pool.shape[1:]
-  rows = pool[table_BP].reshape(batch, pages * size, heads2 // 2, 2, width)
-  rows = rows.transpose(3, 0, 2, 1, 4)
-  return rows[0], rows[1]
+  heads2, size, width = pool.shape[1:]
+
+  def half(first):
+    head_K1 = jnp.arange(first, heads2, 2)[:, None]
+    rows = pool[table_BP[:, None], head_K1]  # [B, K, P, size, C]
+    return rows.reshape(batch, heads2 // 2, pages * size, width)
+
+  return half(0), half(1)
 
 
 def decode_attention(
@@ -101,11 +114,13 @@ def prefill_attention(
   length: jax.Array,
   *,
   block_pages: int,
+  block_rows: int = 128,
 ) -> jax.Array:
-  """T consecutive queries of one sequence over its pages, block by block.
+  """Consecutive queries of one sequence over its pages, block by block.
 
-  The queries' own keys are already in the pages. The number of blocks walked
-  follows `length`, so one program serves every context.
+  The queries' own keys are already in the pages. Blocks of padding, and of
+  pages beyond a block of queries, are not computed: one program serves every
+  context at the cost of what is there.
 
   Args:
     q_THC: queries at positions start, start + 1, ...; T is padded.
@@ -114,40 +129,66 @@ def prefill_attention(
     start: int32 position of the first query.
     length: int32, tokens in the cache with this chunk (padding excluded).
     block_pages: pages per block.
+    block_rows: rows of a matmul: queries times heads of a group.
+
+  Returns:
+    [T, H, C]; zeros in whole blocks of padding.
   """
   count, heads, width = q_THC.shape
-  size, heads2 = pool.shape[1:3]
+  heads2, size = pool.shape[1:3]
   kv_heads, block = heads2 // 2, block_pages * size
+  rows = min(max(16, block_rows * kv_heads // heads), count)
+  blocks = -(-count // rows)
   q = q_THC.astype(jnp.float32) * width**-0.5
   q = q.astype(pool.dtype).reshape(count, kv_heads, -1, width)
-  q = q.transpose(1, 2, 0, 3)  # [K, G, T, C]
-  position_T = start + jnp.arange(count)
+  q = jnp.pad(q, ((0, blocks * rows - count), (0, 0), (0, 0), (0, 0)))
+  q = q.reshape(blocks, rows, kv_heads, -1, width)
+  # Heads of a group stand below each other: one matmul per key head.
+  q = q.transpose(0, 2, 3, 1, 4).reshape(blocks, kv_heads, -1, width)
+  row_M = jnp.tile(jnp.arange(rows), heads // kv_heads)
 
-  def body(carry):
-    i, top, total, out = carry
-    pages = jax.lax.dynamic_slice(table_P, (i * block_pages,), (block_pages,))
+  used = -(-(length - start) // rows)
+
+  def over_queries(j, k, v, carry):
+    """Block j of the pages for every block of queries that sees it."""
+    slot_S = j * block + jnp.arange(block)
+
+    def body(carry):
+      i, top, total, out = carry
+      s = jnp.einsum('kmc,ksc->kms', q[i], k).astype(jnp.float32)
+      seen = slot_S <= (start + i * rows + row_M)[:, None]
+      s = jnp.where(seen, s, _LOW)
+      new_top = jnp.maximum(top[i], s.max(-1))
+      shrink = jnp.exp(top[i] - new_top)
+      p = jnp.exp(s - new_top[..., None])
+      part = jnp.einsum('kms,ksc->kmc', p.astype(v.dtype), v)
+      return (
+        i + 1,
+        top.at[i].set(new_top),
+        total.at[i].set(total[i] * shrink + p.sum(-1)),
+        out.at[i].set(out[i] * shrink[..., None] + part.astype(jnp.float32)),
+      )
+
+    first = jnp.maximum(0, (j * block - start) // rows)
+    return jax.lax.while_loop(lambda c: c[0] < used, body, (first, *carry))[1:]
+
+  def over_pages(carry):
+    j, *rest = carry
+    pages = jax.lax.dynamic_slice(table_P, (j * block_pages,), (block_pages,))
     k, v = gather(pool, pages[None])
-    s = jnp.einsum('kgtc,ksc->kgts', q, k[0]).astype(jnp.float32)
-    slot_S = i * block + jnp.arange(block)
-    s = jnp.where(slot_S <= position_T[:, None], s, _LOW)
-    new_top = jnp.maximum(top, s.max(-1))
-    shrink = jnp.exp(top - new_top)
-    p = jnp.exp(s - new_top[..., None])
-    total = total * shrink + p.sum(-1)
-    part = jnp.einsum('kgts,ksc->kgtc', p.astype(v.dtype), v[0])
-    out = out * shrink[..., None] + part.astype(jnp.float32)
-    return i + 1, new_top, total, out
+    return j + 1, *over_queries(j, k[0], v[0], rest)
 
-  shape = q.shape[:-1]
   _, _, total, out = jax.lax.while_loop(
     lambda carry: carry[0] * block < length,
-    body,
+    over_pages,
     (
       jnp.int32(0),
-      jnp.full(shape, _LOW, jnp.float32),
-      jnp.zeros(shape, jnp.float32),
+      jnp.full(q.shape[:-1], _LOW, jnp.float32),
+      jnp.zeros(q.shape[:-1], jnp.float32),
       jnp.zeros(q.shape, jnp.float32),
     ),
   )
   out = out / jnp.maximum(total, 1e-30)[..., None]
-  return out.transpose(2, 0, 1, 3).reshape(q_THC.shape).astype(q_THC.dtype)
+  out = out.reshape(blocks, kv_heads, -1, rows, width).transpose(0, 3, 1, 2, 4)
+  out = out.reshape(blocks * rows, heads, width)[:count]
+  return out.astype(q_THC.dtype)

@@ -35,6 +35,23 @@ class Place:
   attention: Literal['gather', 'kernel'] = 'gather'
   sharding: Sharding | None = None
 
+  def pool_shape(self, pages, page_size, config):
+    """Of one layer; see `paged.py`."""
+    if self.attention == 'kernel':
+      return pages, page_size, 2 * config.kv_heads, config.head_size
+    return pages, 2 * config.kv_heads, page_size, config.head_size
+
+  @property
+  def pool_axes(self):
+    """Logical axes of a pool."""
+    if self.attention == 'kernel':
+      return None, None, 'kv_heads', None
+    return None, 'kv_heads', None, None
+
+  def page_size(self, pools):
+    """Tokens per page."""
+    return pools[0].shape[1 if self.attention == 'kernel' else 2]
+
   def over_heads(self, body, *args, heads: tuple[int | None, ...]):
     """Runs `body` on each device's own heads.
 
@@ -100,7 +117,7 @@ class Place:
 
 
 def prefill(params, pools, tokens_T, table_P, start, count, *, config, place):
-  size = pools[0].shape[1]
+  size = place.page_size(pools)
   slot_T = jnp.arange(tokens_T.shape[0])
   position_T = start + slot_T
   real_T = slot_T < count
@@ -108,8 +125,9 @@ def prefill(params, pools, tokens_T, table_P, start, count, *, config, place):
   offset_T = position_T % size
 
   def attend(pool, q_BTHC, k_BTKC, v_BTKC):
-    pool = paged.write(pool, paged.join(k_BTKC[0], v_BTKC[0]), page_T, offset_T)
+    new = (paged.join(k_BTKC[0], v_BTKC[0]), page_T, offset_T)
     if place.attention == 'kernel':
+      pool = paged.write_for_kernel(pool, *new)
       out_THC = place.paged_kernel(
         q_BTHC[0],
         pool,
@@ -118,6 +136,7 @@ def prefill(params, pools, tokens_T, table_P, start, count, *, config, place):
         jnp.stack([jnp.int32(0), count]),
       )
     else:
+      pool = paged.write(pool, *new)
       out_THC = paged.prefill_attention(
         q_BTHC[0], pool, table_P, start, start + count, block_pages=16
       )
@@ -141,7 +160,7 @@ class _InTail:
   def __init__(self, pools, table_BP, length_B, burst, place):
     self._pools, self._table_BP, self._length_B = pools, table_BP, length_B
     self._contexts = [paged.gather(pool, table_BP) for pool in pools]
-    kv_heads, width = pools[0].shape[2] // 2, pools[0].shape[3]
+    kv_heads, width = pools[0].shape[1] // 2, pools[0].shape[3]
     shape = (table_BP.shape[0], kv_heads, burst, width)
     tail = jnp.zeros(shape, pools[0].dtype)
     self.states = [(tail, tail) for _ in pools]
@@ -168,7 +187,7 @@ class _InTail:
     slot_N = jnp.arange(states[0][0].shape[2])
     position_BN = self._length_B[:, None] + slot_N
     drawn_BN = slot_N < count_B[:, None]
-    size = self._pools[0].shape[1]
+    size = self._pools[0].shape[2]
     page_BN = paged.page_at(self._table_BP, position_BN, size, drawn_BN)
     return [
       paged.write(
@@ -202,7 +221,7 @@ class _InPages:
 
     def run(pool, q_BTHC, k_BTKC, v_BTKC):
       kv = paged.join(k_BTKC[:, 0], v_BTKC[:, 0])
-      pool = paged.write(pool, kv, page_BN[:, 0], position_B % size)
+      pool = paged.write_for_kernel(pool, kv, page_BN[:, 0], position_B % size)
       length_B = jnp.where(active_B, position_B + 1, 1)
       mixed_BHC = self._place.paged_kernel(
         q_BTHC[:, 0], pool, self._table_BP, length_B, rows

@@ -52,7 +52,10 @@ class SchedulerConfig:
     on_load: see the top of the file.
     reuse: keep a prefix cache.
     patience: rounds after which a long prompt is prefilled before short ones.
-    prefill_steps: decode steps per turn while prompts wait to be prefilled.
+    prefill_steps: decode steps per turn while a prompt of several chunks is
+      prefilled. While shorter ones are left over, the turn has one step: they
+      are about to join, and a step costs about the same for few rows as for
+      many.
   """
 
   queue: int = 1024
@@ -475,15 +478,20 @@ class Scheduler:
     """Runs a burst for all sequences that are ready."""
     steps = self.engine.burst
     if self._prefilling:
-      steps = min(steps, self.config.prefill_steps)
+      chunk = self.engine.chunks[-1]
+      short = any(r.left_to_prefill <= chunk for r in self._prefilling)
+      steps = 1 if short else min(steps, self.config.prefill_steps)
     rows = self._grow(steps)
     if not rows:
       return
     began = time.perf_counter()
-    # A burst ends with the first row that does: its caller goes on at once, and
-    # sessions soon call again (15 % more tokens per second than full bursts).
+    # A burst ends with the first row that does (of many rows, with the first
+    # few): its caller goes on at once, and sessions soon call again (15 % more
+    # tokens per second than full bursts).
     burst = self.engine.decode(
-      self._on.batch(rows), steps=steps, min_active=len(rows)
+      self._on.batch(rows),
+      steps=steps,
+      min_active=len(rows) - len(rows) // 16,
     )
     self.counters.bursts += 1
     self.counters.steps += burst.steps

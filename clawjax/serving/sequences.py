@@ -150,6 +150,8 @@ class Sequences:
       temperature_B[b], top_k_B[b] = p.temperature, p.top_k
       top_p_B[b], min_p_B[b] = p.top_p, p.min_p
       seed_B2[b] = sampler.split_seed(p.seed)
+    if rows:  # idle rows spread over the experts as the others do
+      token_B = np.resize(token_B[: len(rows)], size)
     return Batch(
       table_BP,
       length_B,

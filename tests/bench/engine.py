@@ -7,9 +7,15 @@ prints one JSON object. `--hf` and `--tunix` name interpreters that have
 of their own, one after the other in the same run, on the same weights (written
 once as a Hugging Face folder), the same prompts and the same forced lengths.
 
-For each batch size, per peer: tokens per wall second and per CPU second of the
-whole process after a warm-up (on a shared machine the second is the steadier
-one), and ratios ours / theirs. `session`: one agent session of 40 turns that
+For each batch size, per peer, after a warm-up, by wall time and by CPU time of
+the whole process (on a shared machine the second is the steadier one):
+
+  tokens   answer tokens per second of whole requests, prefill and decode
+  prefill  prompt tokens per second of requests for one token
+  decode   tokens per second after the first: (answer - 1) over the difference
+           of the two times
+
+and ratios ours / theirs. `session`: one agent session of 40 turns that
 grows to 16k tokens, with and without the prefix cache. `reuse`: the share of
 the prompt tokens that could be reused which were, on several sessions at once.
 """
@@ -76,25 +82,32 @@ def ours(config, params, batches, repeats):
     running = serve(config, params, slots=batch, window=512, reuse=False)
     client = running.client()
 
-    async def work(batch=batch, client=client):
+    async def work(answer, batch=batch, client=client):
       await asyncio.gather(
         *[
-          client.sample(p, SamplingParams(max_tokens=ANSWER, seed=i))
+          client.sample(p, SamplingParams(max_tokens=answer, seed=i))
           for i, p in enumerate(prompts(batch, config.vocab))
         ]
       )
 
-    wall, cpu = measure(lambda work=work: asyncio.run(work()), repeats)
+    seconds = measure(
+      lambda answer, work=work: asyncio.run(work(answer)), ANSWER, repeats
+    )
     running.stop()
-    out[batch] = rates(batch, wall, cpu)
+    out[batch] = rates(batch, seconds)
   return out
 
 
-def rates(batch, wall, cpu):
-  return {
-    'tokens_per_wall_s': batch * ANSWER / wall,
-    'tokens_per_cpu_s': batch * ANSWER / cpu,
-  }
+def rates(batch, seconds):
+  """See the top of the file; `seconds` as `peers.least.measure` gives them."""
+  out = {}
+  for clock, one, whole in zip(('wall', 'cpu'), *seconds, strict=True):
+    out |= {
+      f'tokens_per_{clock}_s': batch * ANSWER / whole,
+      f'prefill_tokens_per_{clock}_s': batch * PROMPT / one,
+      f'decode_tokens_per_{clock}_s': batch * (ANSWER - 1) / (whole - one),
+    }
+  return out
 
 
 PEERS = {'hf': 'hf.py', 'tunix': 'tunix_sampler.py'}
@@ -118,7 +131,7 @@ def peer(name, python, folder, batches, repeats):
   if done.returncode:
     return {'error': done.stderr[-500:]}
   seconds = json.loads(done.stdout.splitlines()[-1])
-  return {int(b): rates(int(b), *pair) for b, pair in seconds.items()}
+  return {int(b): rates(int(b), pair) for b, pair in seconds.items()}
 
 
 def session(config, params, *, turns, final):
@@ -133,24 +146,33 @@ def session(config, params, *, turns, final):
     )
     client = running.client()
 
-    async def work(seed, client=client):
+    async def work(seed, sent, client=client):
       rng = np.random.default_rng(seed)
       ids = rng.integers(10, config.vocab, new).astype(np.int32)
       for turn in range(turns):
-        sample = await client.sample(
-          ids, SamplingParams(max_tokens=16, seed=turn), session_id='s'
-        )
+        said = rng.integers(10, config.vocab, 16)
+        if turn in sent:
+          sample = await client.sample(
+            ids, SamplingParams(max_tokens=16, seed=turn), session_id='s'
+          )
+          said = sample.token_ids
         more = rng.integers(10, config.vocab, new)
-        ids = np.concatenate([ids, sample.token_ids, more]).astype(np.int32)
+        ids = np.concatenate([ids, said, more]).astype(np.int32)
 
-    asyncio.run(work(0))  # compiles
+    # Compiles: one call of each length that has a program of its own.
+    asyncio.run(work(0, {-(-turns // 2**k) - 1 for k in range(8)}))
+    before = running.stats()
     a, b = time.perf_counter(), time.process_time()
-    asyncio.run(work(1))
-    out['reuse' if reuse else 'whole'] = {
+    asyncio.run(work(1, range(turns)))
+    took = {
       'wall_s': time.perf_counter() - a,
       'cpu_s': time.process_time() - b,
-      'prefilled': running.stats()['prefilled_tokens'] // 2,
     }
+    after = running.stats()
+    names = {'prefilled': 'prefilled_tokens', 'prefill_s': 'prefill_s',
+             'decode_s': 'decode_s'}  # fmt: skip
+    took |= {k: after[v] - before[v] for k, v in names.items()}
+    out['reuse' if reuse else 'whole'] = took
     running.stop()
   out['times_faster_wall'] = out['whole']['wall_s'] / out['reuse']['wall_s']
   out['times_faster_cpu'] = out['whole']['cpu_s'] / out['reuse']['cpu_s']

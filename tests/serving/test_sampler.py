@@ -99,17 +99,53 @@ def test_frequencies_are_the_probabilities(cuts):
   assert (np.abs(got - want) <= 5 * np.sqrt(want * (1 - want) / rows)).all()
 
 
-def test_seed_version_and_index_each_change_the_noise():
-  def noise(seed, version, index):
+def test_frequencies_over_a_vocabulary_of_many_parts():
+  """150 ids are cut into parts of three; ids of weight 0 are never drawn."""
+  rows = 40_000
+  rng = np.random.default_rng(0)
+  weight = rng.exponential(size=150) * (rng.random(150) < 0.7)
+  weight[147:] = 0
+  logits = np.full(150, -np.inf, np.float32)
+  logits[weight > 0] = np.log(weight[weight > 0])
+  out = sampler.sample(
+    jnp.tile(jnp.asarray(logits), (rows, 1)),
+    draws(rows),
+    jnp.int32(0),
+    jnp.full(rows, 7, jnp.int32),
+  )
+  want = weight / weight.sum()
+  got = np.bincount(out.token_B, minlength=150) / rows
+  assert (got[want == 0] == 0).all()
+  # 150 frequencies, so five standard deviations, and half a draw for the rare.
+  slack = 5 * np.sqrt(want * (1 - want) / rows) + 0.5 / rows
+  assert (np.abs(got - want) <= slack).all()
+  np.testing.assert_allclose(
+    out.logprob_B, np.log(want[np.asarray(out.token_B)]), atol=1e-5
+  )
+
+
+def test_seed_version_and_index_each_change_the_numbers():
+  def numbers(seed, version, index):
     seeds = jnp.array([sampler.split_seed(seed)], jnp.uint32)
     return np.asarray(
-      sampler.noise(seeds, jnp.int32(version), jnp.array([index]), 50)
+      sampler.uniforms(seeds, jnp.int32(version), jnp.array([index]))
     )
 
-  base = noise(1, 2, 3)
-  np.testing.assert_array_equal(base, noise(1, 2, 3))
+  base = numbers(1, 2, 3)
+  np.testing.assert_array_equal(base, numbers(1, 2, 3))
   for other in [(2, 2, 3), (1 << 40, 2, 3), (1, 3, 3), (1, 2, 4), (1, 3, 2)]:
-    assert (noise(*other) != base).all()
+    assert (numbers(*other) != base).all()
+
+
+def test_greedy_and_drawn_rows_share_a_batch():
+  logits = jnp.tile(jnp.log(jnp.asarray(PROBS)), (3, 1))
+  mixed = draws(3)._replace(temperature_B=jnp.array([0.0, 1.0, 0.0]))
+  index = jnp.arange(3, dtype=jnp.int32)
+  out = sampler.sample(logits, mixed, jnp.int32(0), index)
+  alone = sampler.sample(logits, draws(3), jnp.int32(0), index)
+  assert out.token_B[0] == out.token_B[2] == 2
+  assert out.token_B[1] == alone.token_B[1]
+  np.testing.assert_array_equal(out.logprob_B[jnp.array([0, 2])], 0)
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])

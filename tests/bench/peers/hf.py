@@ -18,7 +18,7 @@ def main() -> None:
     torch.manual_seed(0)
     ids = torch.randint(10, model.config.vocab_size, (batch, job['prompt']))
 
-    def work(ids=ids):
+    def work(answer, ids=ids):
       with torch.inference_mode():
         model.generate(
           ids,
@@ -26,13 +26,13 @@ def main() -> None:
           do_sample=True,
           top_k=0,
           top_p=1.0,
-          min_new_tokens=job['answer'],
-          max_new_tokens=job['answer'],
+          min_new_tokens=answer,
+          max_new_tokens=answer,
           use_cache=True,
           pad_token_id=0,
         )
 
-    out[batch] = measure(work, job['repeats'])
+    out[batch] = measure(work, job['answer'], job['repeats'])
   print(json.dumps(out))
 
 

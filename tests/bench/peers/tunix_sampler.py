@@ -80,19 +80,19 @@ def main() -> None:
   for batch in job['batches']:
     texts = [str(i) for i in range(batch)]
 
-    def work(texts=texts):
+    def work(answer, texts=texts):
       found = run(
         texts,
-        max_generation_steps=job['answer'],
+        max_generation_steps=answer,
         max_prompt_length=job['prompt'],
         eos_tokens=[-1],
         temperature=1.0,
         top_p=1.0,
         seed=0,
       )
-      assert all(len(t) == job['answer'] for t in found.tokens)
+      assert all(len(t) == answer for t in found.tokens)
 
-    out[batch] = measure(work, job['repeats'])
+    out[batch] = measure(work, job['answer'], job['repeats'])
   print(json.dumps(out))
 
 
