@@ -26,7 +26,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import hlo
 
@@ -116,31 +116,47 @@ class Program:
       ValueError: a loop's trips cannot be counted (not with `once`).
     """
     counts: collections.Counter[str] = collections.Counter()
-
-    def visit(name: str, times: int) -> None:
-      counts[name] += times
-      for op in self.computations[name].values():
-        if op.kind == 'while':
-          trips = 1 if once else self._trips(name, op)
-          visit(self._called(op, 'body'), times * trips)
-        elif op.kind in _CALLING:
-          for inner in self._all_called(op):
-            visit(inner, times)
-
-    visit(self.entry, 1)
+    self._visit(self.entry, 1, once, counts)
     return dict(counts)
 
   def costs(self, *, once: bool = False) -> Costs:
     """The sums; `once`: see `runs`."""
+    return self._sum(self.runs(once=once))
+
+  def loops(self) -> list[tuple[int, Costs]]:
+    """(trips, costs of all trips) of each loop of the entry computation."""
+    found = []
+    for op in self.computations[self.entry].values():
+      if op.kind == 'while':
+        trips = self._trips(self.entry, op)
+        counts: collections.Counter[str] = collections.Counter()
+        self._visit(self._called(op, 'body'), trips, False, counts)
+        found.append((trips, self._sum(counts)))
+    return found
+
+  # ---- inside ----
+
+  def _visit(self, name, times, once, counts) -> None:
+    counts[name] += times
+    for op in self.computations[name].values():
+      if op.kind == 'while':
+        trips = 1 if once else self._trips(name, op)
+        self._visit(self._called(op, 'body'), times * trips, once, counts)
+      elif op.kind in _CALLING:
+        for inner in self._all_called(op):
+          self._visit(inner, times, once, counts)
+
+  def _sum(self, runs: Mapping[str, int]) -> Costs:
     total = Costs()
-    for name, times in self.runs(once=once).items():
+    for name, times in runs.items():
       ops = self.computations[name]
-      sent = hlo.collectives((op.line for op in ops.values()), 0)
-      for kind, (count, size) in sent.items():
-        total.sent[kind] = total.sent.get(kind, 0.0) + times * size
-        total.collectives[kind] = total.collectives.get(kind, 0) + times * count
       for op in ops.values():
         total.flops += times * self._flops(name, op)
+        for kind, count, size in self._sent(op, ops):
+          total.sent[kind] = total.sent.get(kind, 0.0) + times * size
+          total.collectives[kind] = (
+            total.collectives.get(kind, 0) + times * count
+          )
         if kernel := _estimate(op):
           total.kernel_flops += times * kernel[0]
           total.kernel_bytes += times * kernel[1]
@@ -158,7 +174,19 @@ class Program:
           total.unmodelled += times * size
     return total
 
-  # ---- inside ----
+  def _sent(self, op: Op, ops: Mapping[str, Op]):
+    """(kind, how many, bytes sent) of an operation."""
+    name, lines = '', [op.line]
+    if op.kind == 'fusion':
+      name = self._called(op)
+      lines = [inner.line for inner in self.computations[name].values()]
+    for kind, (count, size) in hlo.collectives(lines, 0).items():
+      if kind == 'ragged-all-to-all':
+        size *= _share(op, ops)
+      # An all-reduce of which each device keeps its part: half of the way.
+      if kind == 'all-reduce' and name.startswith('all-reduce-scatter'):
+        kind, size = 'reduce-scatter', size / 2
+      yield kind, count, size
 
   def _called(self, op: Op, role: str = 'calls') -> str:
     found = re.search(rf'\b{role}=%([\w.\-]+)', op.rest)
@@ -301,6 +329,16 @@ class Program:
       else:
         return float(whole)
     return min(taken, float(whole))
+
+
+def _share(op: Op, ops: Mapping[str, Op]) -> float:
+  """How much of its result a ragged all-to-all can fill, on average.
+
+  A device sends no more than its operand holds; so where that is smaller than
+  the result (room for the worst case), the mean over devices is too.
+  """
+  given = _size(ops[op.operands[0]].shapes, anywhere=True)
+  return min(1.0, given / _size(op.shapes[:1], anywhere=True))
 
 
 def _parsed(name: str, text: str, line: str, root: bool) -> Op:

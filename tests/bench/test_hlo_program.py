@@ -113,6 +113,39 @@ def test_bodies_once(hlo_program):
   assert program.costs(once=True).flops == 2 * 8 * 16 * 4
 
 
+def test_a_ragged_exchange_sends_what_its_operand_holds(hlo_program):
+  """2 rows of 4 numbers into room for 8 rows, four devices."""
+  program = hlo_program.Program(
+    """ENTRY %main (x: f32[2,4], r: f32[8,4], n: s32[4]) -> f32[8,4] {
+  %x = f32[2,4]{1,0} parameter(0)
+  %r = f32[8,4]{1,0} parameter(1)
+  %n = s32[4]{0} parameter(2)
+  ROOT %e = f32[8,4]{1,0} ragged-all-to-all(%x, %r, %n, %n, %n, %n), replica_groups={{0,1,2,3}}
+}
+"""
+  )
+  assert program.costs().sent == {'ragged-all-to-all': 2 * 4 * 4 * 3 / 4}
+
+
+def test_an_all_reduce_that_keeps_a_part(hlo_program):
+  """8 numbers summed over two devices, 4 of them kept on each: 4 are sent."""
+  program = hlo_program.Program(
+    """%all-reduce-scatter.1 (p: f32[8]) -> f32[4] {
+  %p = f32[8]{0} parameter(0)
+  %r = f32[8]{0} all-reduce(%p), replica_groups={{0,1}}, to_apply=%add
+  %i = s32[] constant(0)
+  ROOT %s = f32[4]{0} dynamic-slice(%r, %i), dynamic_slice_sizes={4}
+}
+
+ENTRY %main (x: f32[8]) -> f32[4] {
+  %x = f32[8]{0} parameter(0)
+  ROOT %f = f32[4]{0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
+}
+"""
+  )
+  assert program.costs().sent == {'reduce-scatter': 4 * 4}
+
+
 @pytest.mark.parametrize(
   ('rest', 'left', 'right', 'out', 'flops'),
   [

@@ -62,9 +62,6 @@ from clawjax.train import state as state_lib
 from clawjax.train.rows import ForwardConfig
 from clawjax.train.step import Learner
 
-SLOTS = 65536
-TERMS = 32768  # trained tokens of a row
-
 
 @dataclasses.dataclass(frozen=True)
 class Target:
@@ -74,7 +71,8 @@ class Target:
     model: preset.
     topology: as JAX names it.
     mesh: sizes of the mesh's axes.
-    rows: rows of `SLOTS` slots in a step.
+    rows: of a step.
+    slots: of a row; half of them have a loss term.
     remat: see `Config.remat`.
     moments: number format of Adam's first moment.
   """
@@ -83,6 +81,7 @@ class Target:
   topology: str
   mesh: Mapping[str, int]
   rows: int = 4
+  slots: int = 65536
   remat: str = 'full'
   moments: str = 'float32'
 
@@ -95,6 +94,11 @@ class Target:
   def devices(self) -> int:
     """Chips of the slice."""
     return math.prod(self.mesh.values())
+
+  @property
+  def terms(self) -> int:
+    """Trained tokens of a row."""
+    return self.slots // 2
 
 
 TARGETS = {
@@ -119,7 +123,6 @@ class Programs:
   Args:
     target: where to.
     layers: unrolled; None: all of them, scanned.
-    terms: of a row.
     chunk: terms whose logits exist at once on a device.
   """
 
@@ -128,7 +131,6 @@ class Programs:
     target: Target,
     *,
     layers: int | None = None,
-    terms: int = TERMS,
     chunk: int = 1024,
   ):
     config = Config.preset(
@@ -157,11 +159,11 @@ class Programs:
     row = sharding.named(('batch', None))
     kinds = {
       jnp.int32: {
-        SLOTS: ('tokens', 'depth', 'parent', 'subtree_end'),
-        terms: ('term_slot', 'term_call'),
+        target.slots: ('tokens', 'depth', 'parent', 'subtree_end'),
+        target.terms: ('term_slot', 'term_call'),
       },
       jnp.float32: {
-        terms: ('rollout_logprob', 'old_logprob', 'advantage', 'weight')
+        target.terms: ('rollout_logprob', 'old_logprob', 'advantage', 'weight')
       },
     }
     self._data = {
@@ -267,8 +269,8 @@ def summary(
       parts.values(),
       target.chip,
       devices=target.devices,
-      slots=target.rows * SLOTS,
-      trained=target.rows * TERMS,
+      slots=target.rows * target.slots,
+      trained=target.rows * target.terms,
       peak=max(peaks.values()),
     ),
     'peaks_GiB': {k: round(v / 2**30, 2) for k, v in peaks.items()},

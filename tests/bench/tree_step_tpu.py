@@ -1,49 +1,44 @@
 """FLOPs and bytes of a step of Qwen3-30B-A3B at 64K, as compiled for a TPU.
 
-  python tests/bench/tree_step_tpu.py --json [--chip v5p:2x2x1]
+  python tests/bench/tree_step_tpu.py --json [--target 30b-v5p] [--hlo FILE]
 
-Needs `jax[tpu]` (its compiler, not a TPU). The gradient of a row of 65,536 slots
-and 32,768 trained tokens is compiled with one and with two layers, and with the
-attention kernel's estimate at no and at all causal blocks live (the estimate is
-all that XLA knows of a kernel). A program's cost is linear in both, so
+Needs `jax[tpu]` (its compiler, not a TPU), or with `--hlo` only the compiled text
+of the gradient that `tpu_compile.py --hlo` kept. One gradient is of 4 rows of
+65,536 slots with 131,072 trained tokens; its costs (hlo_program.py) are cut into
+  kernels  attention, as many as there are live pairs of blocks (512)
+  head     the loops over chunks of trained tokens
+  rest     layers, embedding, exchanges: as many as there are slots
+so that a way of training costs
 
-  cost(way) = tokens / 65536 x (rest + L x layer) + live pairs x (L x pair)
+  slots / 262144 x rest + terms / 131072 x head + live pairs / causal x kernels
 
-for as many rows and live pairs of blocks (512) as each way of training needs.
 Ways and sets are those of tree_step.py at the sizes of a 64K context: 'star'
 (24k shared, 8 x 5k, against every branch) and 'agent' (8k, 40 calls of 300 tokens
 and 1,100 of results, against every call). `ideal` is the ratio of the cost model
-of tree_step.py. The head is computed for trained tokens alone, equal in all ways:
-its part of the row is scaled by trained tokens.
+of tree_step.py. `sent_ratio` is of the bytes that devices send.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
-import os
 import pathlib
 import sys
 
-os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
-os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v5p-8')
-os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-import jax
-import jax.numpy as jnp
+import hlo_program
 import numpy as np
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import tree_step
 
 from clawjax import trie
-from clawjax.kernels.pallas_tree import most_pairs, pallas_attention
-from clawjax.losses.logprobs import term_logprobs
-from clawjax.models import qwen3
+from clawjax.kernels.pallas_tree import most_pairs
+from clawjax.models.config import Config
 from clawjax.types import Call, Sample
 
-SLOTS, TERMS, BLOCK = 65536, 32768, 512
+ROWS, SLOTS, TERMS, BLOCK = 4, 65536, 32768, 512
 MODEL = 'qwen3-30b-a3b'
 
 
@@ -83,98 +78,74 @@ def needs(tries):
   }
 
 
-def program(chip: str, layers: int, live: float, terms: int):
-  """(flops, bytes) of the gradient of one row on one device."""
-  described = topologies.get_topology_desc(platform='tpu', topology_name=chip)
-  mesh = Mesh(np.array(described.devices)[:1], ('x',))
-  place = NamedSharding(mesh, PartitionSpec())
-  config = qwen3.Config.preset(
-    MODEL, layers=layers, scan_layers=False, expert_impl='ragged'
+def text(target: str, file: str | None) -> str:
+  """The compiled gradient."""
+  if file:
+    with gzip.open(file, 'rt') as opened:
+      return opened.read()
+  import tpu_compile
+
+  return (
+    tpu_compile.Programs(tpu_compile.TARGETS[target])
+    .lower('gradient')
+    .compile()
+    .as_text()
   )
 
-  def loss(params, rows):
-    def attend(state, q, k, v):
-      out = pallas_attention(
-        q,
-        k,
-        v,
-        rows['subtree_end'],
-        scale=config.head_size**-0.5,
-        block=BLOCK,
-        live_fraction=live,
-      )
-      return out, state
 
-    hidden, _, _ = qwen3.apply(
-      params, config, rows['tokens'], rows['depth'], attend=attend
+def parts(compiled: str, layers: int) -> dict[str, np.ndarray]:
+  """Part -> (FLOPs, HBM bytes, bytes sent) of a device and one gradient."""
+  program = hlo_program.Program(compiled)
+
+  def numbers(costs):
+    return np.array(
+      [
+        costs.flops + costs.kernel_flops,
+        costs.bytes,
+        sum(costs.sent.values()),
+      ]
     )
-    logp, _ = term_logprobs(
-      hidden,
-      qwen3.unembed(params, config).astype(hidden.dtype),
-      rows['tokens'],
-      rows['parent'],
-      rows['term_slot'],
-      # One chunk: the body of a loop would be counted once.
-      chunk=terms,
-    )
-    return (logp * rows['weight']).sum()
 
-  def shape(size, dtype):
-    return jax.ShapeDtypeStruct((1, size), dtype, sharding=place)
-
-  rows = {
-    name: shape(SLOTS, jnp.int32)
-    for name in ('tokens', 'depth', 'parent', 'subtree_end')
+  whole = program.costs()
+  kernels = np.array([whole.kernel_flops, whole.kernel_bytes, 0.0])
+  head = [numbers(c) for n, c in program.loops() if n != layers]
+  assert len(head) == 2, 'wanted two loops over chunks, forward and backward'
+  return {
+    'kernels': kernels,
+    'head': sum(head),
+    'rest': numbers(whole) - kernels - sum(head),
   }
-  rows |= {
-    'term_slot': shape(terms, jnp.int32),
-    'weight': shape(terms, jnp.float32),
-  }
-  params = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-    qwen3.abstract(config),
-  )
-  cost = jax.jit(jax.grad(loss)).lower(params, rows).compile().cost_analysis()
-  return np.array([cost['flops'], cost['bytes accessed']])
 
 
 def main():
-  parser = argparse.ArgumentParser()
-  parser.add_argument('--json', action='store_true')
-  parser.add_argument('--chip', default='v5p:2x2x1')
-  chip = parser.parse_args().chip
-  config = qwen3.Config.preset(MODEL)
-  L = config.layers
-  one = program(chip, 1, 0.0, TERMS)
-  two = program(chip, 2, 0.0, TERMS)
-  attended = program(chip, 2, 1.0, TERMS)
-  half = program(chip, 1, 0.0, TERMS // 2)
-  layer, head = two - one, (one - half) * 2  # of a row; of TERMS terms
-  pair = (attended - two) / 2 / most_pairs(1, SLOTS, BLOCK)
-  rest = one - layer - head
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--json', action='store_true', help='(always)')
+  parser.add_argument('--target', default='30b-v5p')
+  parser.add_argument('--hlo', help='a kept text of that gradient (.gz)')
+  args = parser.parse_args()
+  config = Config.preset(MODEL)
+  part = parts(text(args.target, args.hlo), config.layers)
 
   def cost(need):
-    rows = need['tokens'] / SLOTS
     return (
-      rows * (rest + L * layer)
-      + need['terms'] / TERMS * head
-      + need['live_blocks'] * L * pair
+      need['tokens'] / (ROWS * SLOTS) * part['rest']
+      + need['terms'] / (ROWS * TERMS) * part['head']
+      + need['live_blocks'] / most_pairs(ROWS, SLOTS, BLOCK) * part['kernels']
     )
 
-  sys.path.insert(0, str(pathlib.Path(__file__).parent))
-  import tree_step
+  def model_flops(need):
+    return tree_step.model_flops(
+      config, need['tokens'], need['pairs'], need['terms']
+    )
 
-  report = {}
+  report = {
+    'target': args.target,
+    'parts_flops_bytes_sent': {k: v.tolist() for k, v in part.items()},
+  }
   for name, calls in sets().items():
     tree = needs([trie.build(calls)])
     apart = needs([trie.build([c]) for c in calls])
-    flops, size = cost(apart) / cost(tree)
-
-    def model_flops(need):
-      return tree_step.model_flops(
-        config, need['tokens'], need['pairs'], need['terms']
-      )
-
+    flops, size, sent = cost(apart) / cost(tree)
     ideal = model_flops(apart) / model_flops(tree)
     report[name] = {
       'baseline': 'every branch' if name == 'star' else 'every call',
@@ -182,19 +153,11 @@ def main():
       'live_share': tree['live_blocks'] * BLOCK**2 / tree['pairs'],
       'flops_ratio': float(flops),
       'bytes_ratio': float(size),
+      'sent_ratio': float(sent),
       'ideal': ideal,
       'share_of_ideal': float(flops) / ideal,
     }
-  print(
-    json.dumps(
-      {
-        'chip': chip,
-        'layer_flops_per_row': float(layer[0]),
-        'pair_flops': float(pair[0]),
-        **report,
-      }
-    )
-  )
+  print(json.dumps(report))
 
 
 if __name__ == '__main__':
