@@ -2,6 +2,7 @@
 
   python -m clawjax.rollout.conformance --harness pi
   python -m clawjax.rollout.conformance --harness claude_code --option variant=bare
+  python -m clawjax.rollout.conformance --harness codex --mcp stdio
 
 Runs the real program on this machine (no sandbox, empty HOME and workspace,
 loopback only) against a scripted model, through some twenty calls with tool
@@ -9,8 +10,9 @@ use, thinking, text around calls, JSON spelled in odd ways, unicode, white space
 and parallel calls. Printed: version, calls, breaks by cause, roles, and the
 delivered-token fraction. Status 1 when the program did not get to the end of
 the script, when a prompt claims to extend an answer and does not, or when
-tokens are missing without a retry being the cause. With
-`--bodies DIR` every request body is kept, to see what a harness changed.
+tokens are missing without a retry being the cause. With `--mcp stdio|http` the
+harness is given our file server, the script calls its tool three times, and
+status 0 needs the server's three answers in the prompts. With `--bodies DIR` every request body is kept, to see what a harness changed.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from typing import Any, NamedTuple
 
 from clawjax import errors, harness, types
 from clawjax.chat import tokenizers
+from clawjax.harness import mcp as mcp_servers
 from clawjax.proxy import accounting, app, scripted, serve
 from clawjax.sandbox import base
 
@@ -44,12 +47,30 @@ SHELLS: dict[str, tuple[str, str, dict[str, Any]]] = {
   'opencode': ('bash', 'command', {'description': 'a step'}),
   'mini_swe': ('bash', 'command', {}),
 }
+# The server's tool, as a harness names it to the model.
+MCP_TOOLS = {
+  'pi': 'mcp__files__search_files',
+  'claude_code': 'mcp__files__search_files',
+  'codex': 'mcp__files__search_files',
+  'openclaw': 'files__search_files',
+  'qwen_code': 'mcp__files__search_files',
+  'opencode': 'files_search_files',
+}
+MCP_FILES = {'notes.txt': 'walrus\n'}
+MCP_ANSWER = 'notes.txt:1: walrus'
+MCP_CALLS = 3
+MCP_PORT = 8137
 END = {'mini_swe': 'echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT'}
 PROMPT = 'Count the lines of the files here and write the sum to out.txt.'
 
 
-def script(name: str) -> list[dict[str, Any]]:
-  """Twenty answers with calls, and a last one without."""
+def script(name: str, *, mcp: bool = False) -> list[dict[str, Any]]:
+  """Twenty answers with calls, and a last one without.
+
+  Args:
+    name: of the harness.
+    mcp: whether some of the calls are for the MCP server.
+  """
   tool, argument, rest = SHELLS[name]
 
   def call(command: str, style: int = 0) -> str:
@@ -79,6 +100,12 @@ def script(name: str) -> list[dict[str, Any]]:
     call('echo " trailing "; echo; echo', 2),
   ]
   answers = (turns * 3)[:20]
+  if mcp:
+    search = {'name': MCP_TOOLS[name], 'arguments': {'query': 'walrus'}}
+    block = f'<tool_call>\n{json.dumps(search)}\n</tool_call>'
+    answers[2] = block
+    answers[9] = '<think>\nAgain.\n</think>\n\nI search.\n\n' + block
+    answers[13] = call('pwd') + '\n' + block
   answers.append(call(END[name]) if name in END else 'All done.')
   return [{'text': a} for a in answers]
 
@@ -93,6 +120,7 @@ class Report:
     returncode: its exit status.
     account: where the sampled tokens went.
     normalised: names of the rules that changed something.
+    mcp: answers of the MCP server in the last prompt; None without one.
   """
 
   harness: str
@@ -102,13 +130,15 @@ class Report:
   returncode: int
   account: accounting.Account
   normalised: tuple[str, ...]
+  mcp: int | None = None
 
   @property
   def ok(self) -> bool:
     """Whether it ended, with nothing missing but what a retry replaced."""
     lost = set(self.account.missing) - {'retry'}
     lost = {cause for cause in lost if not cause.startswith('role: ')}
-    return self.ended and not self.account.inexact and not lost
+    answered = self.mcp in (None, MCP_CALLS)
+    return self.ended and answered and not self.account.inexact and not lost
 
   def json(self) -> dict[str, Any]:
     """For `--json`."""
@@ -202,6 +232,7 @@ async def run(
   *,
   timeout_s: float = 300.0,
   bodies: str = '',
+  mcp: str = '',
 ) -> Report:
   """Drives a harness through the script.
 
@@ -209,17 +240,30 @@ async def run(
     name: of the harness.
     options: of its adapter.
     timeout_s, bodies: see `drive`.
+    mcp: 'stdio' or 'http' for a run with an MCP server, '' for one without.
 
   Raises:
-    HarnessError: it is unknown or not installed.
+    HarnessError: it is unknown, not installed, or takes no MCP server.
   """
   made = harness.load(name, **options)
+  if mcp:
+    port = MCP_PORT if mcp == 'http' else None
+    server = mcp_servers.shipped('files', base.WORKSPACE, port=port)
+    made = mcp_servers.equip(name, [server], **options)
   if not made.installed():
     made.install()
-  answers = script(name)
+  answers = script(name, mcp=bool(mcp))
   calls, code, ended = await drive(
-    made, answers, timeout_s=timeout_s, bodies=bodies
+    made,
+    answers,
+    timeout_s=timeout_s,
+    bodies=bodies,
+    files=MCP_FILES if mcp else {},
   )
+  found = None
+  if mcp:
+    last = calls[-1].prompt_ids if calls else ()
+    found = tokenizers.load('tiny').decode(last).count(MCP_ANSWER)
   return Report(
     harness=made.name,
     version=made.version,
@@ -228,6 +272,7 @@ async def run(
     returncode=code,
     account=accounting.account(calls),
     normalised=tuple(sorted({n for c in calls for n in c.normalised})),
+    mcp=found,
   )
 
 
@@ -290,6 +335,7 @@ def main() -> int:
   parser.add_argument('--json', action='store_true')
   parser.add_argument('--timeout', type=float, default=300.0, help='seconds')
   parser.add_argument('--bodies', default='', help='folder for request bodies')
+  parser.add_argument('--mcp', default='', choices=('stdio', 'http'))
   args = parser.parse_args()
   name, _, version = args.harness.partition('@')
   try:
@@ -305,7 +351,13 @@ def main() -> int:
       )
     options = dict(_option(o) for o in args.option)
     report = asyncio.run(
-      run(name, options, timeout_s=args.timeout, bodies=args.bodies)
+      run(
+        name,
+        options,
+        timeout_s=args.timeout,
+        bodies=args.bodies,
+        mcp=args.mcp,
+      )
     )
   except errors.ClawjaxError as e:
     print(f'conformance: {e}', file=sys.stderr)
@@ -319,7 +371,9 @@ def main() -> int:
       f'{report.returncode}, {a.calls} calls, {a.sampled} tokens sampled, '
       f'delivered {a.fraction:.4f}, breaks {a.breaks or "none"}, missing '
       f'{a.missing or "none"}, inexact {a.inexact}, roles {a.roles}, '
-      f'normalised {list(report.normalised)}: {"ok" if report.ok else "NOT OK"}'
+      f'normalised {list(report.normalised)}'
+      + ('' if report.mcp is None else f', MCP answers {report.mcp}')
+      + f': {"ok" if report.ok else "NOT OK"}'
     )
   return 0 if report.ok else 1
 

@@ -61,7 +61,8 @@ def write(
     raise errors.TaskError(f'wanted at least one shard, got {shards}')
   target = os.fspath(path).removeprefix('file://')
   files = _files_at(target)
-  if files.exists(target):
+  # At a URL, shards without facts are what an interrupted write has left.
+  if files.exists(target) if _is_local(target) else is_set(target):
     raise errors.TaskError(f'{target}: exists already; nothing is overwritten')
   with tempfile.TemporaryDirectory(prefix='clawjax-records-') as folder:
     place = pathlib.Path(folder) / 'set'

@@ -4,6 +4,7 @@ import json
 import math
 import struct
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -123,6 +124,10 @@ def test_over_a_url(array_record, tmp_path):
     dataset.write('memory://bucket/set', [TASK])
   with pytest.raises(errors.TaskError, match='no data set there'):
     dataset.open('memory://nowhere', cache_dir=tmp_path)
+  # A write that was cut short left no set, and does not stand in the way.
+  fsspec.filesystem('memory').rm(f'/bucket/set/{dataset.FACTS}')
+  assert dataset.write('memory://bucket/set', [TASK, TASK]) == 2
+  assert len(dataset.open('memory://bucket/set', cache_dir=tmp_path)) == 2
 
 
 def test_a_loader_goes_on_in_the_middle_of_an_epoch(folder):
