@@ -51,6 +51,10 @@ class SchedulerConfig:
     queue: most requests waiting; more are refused with 'busy'.
     on_load: see the top of the file.
     reuse: keep a prefix cache.
+    keep_versions: how many versions before the current one keep their prefixes
+      (while no one needs the pages), for engines that go back and forth, say
+      between a policy and the checkpoint it is compared with. A version must
+      then always name the same weights. 0: nothing survives new weights.
     patience: rounds after which a long prompt is prefilled before short ones.
     prefill_steps: decode steps per turn while a prompt of several chunks is
       prefilled. While shorter ones are left over, the turn has one step: they
@@ -61,6 +65,7 @@ class SchedulerConfig:
   queue: int = 1024
   on_load: OnLoad = 'recompute'
   reuse: bool = True
+  keep_versions: int = 0
   patience: int = 8
   prefill_steps: int = 8
 
@@ -127,6 +132,7 @@ class Scheduler:
     self.config = config
     self._on = Sequences(engine, reuse=config.reuse)
     self.cache = self._on.cache
+    self._kept_versions: list[int] = []  # oldest first
     self.counters = Counters()
     self._decode_text = decode_text
     self._wake = threading.Condition()
@@ -357,6 +363,7 @@ class Scheduler:
 
   def _apply_load(self, load: _Load) -> None:
     began = time.perf_counter()
+    before = self.engine.version
     try:
       self.engine.load_params(load.params, load.version)
     except Exception as error:  # the old weights serve on
@@ -365,7 +372,7 @@ class Scheduler:
       load.error = error
     else:
       self.counters.loads += 1
-      self.cache.drop()
+      self._forget_versions(before)
       for request in [*self._prefilling, *self._decoding]:
         if load.mode == 'continue':
           request.stale = True
@@ -374,6 +381,18 @@ class Scheduler:
     self.counters.load_s += time.perf_counter() - began
     load.params = None
     load.done.set()
+
+  def _forget_versions(self, before: int) -> None:
+    """Drops all prefixes but those to keep; `before` has just been replaced."""
+    count = self.config.keep_versions
+    if not count:
+      self.cache.drop()
+      return
+    now = self.engine.version
+    kept = [v for v in self._kept_versions if v not in (before, now)]
+    kept += [before] if before != now else []
+    self._kept_versions = kept[-count:]
+    self.cache.drop(keep=(*self._kept_versions, now))
 
   # ---- requests in and out -------------------------------------------------
 

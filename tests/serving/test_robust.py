@@ -157,6 +157,36 @@ async def test_failed_load_keeps_serving():
   running.stop()
 
 
+@pytest.mark.parametrize(
+  ('keep', 'there', 'back'),
+  [
+    (0, [1], 0),  # nothing survives
+    (1, [1], 28),  # seven whole pages of four; the last token is never kept
+    (1, [1, 2], 0),  # two versions ago is too long
+    (2, [1, 2], 28),
+  ],
+)
+async def test_prefixes_are_kept_by_version(keep, there, back):
+  """The fake's answers tell whose pages they were made from."""
+  running = start(FakeEngine(), keep_versions=keep)
+  prompt = list(range(1, 30))
+  sampling = SamplingParams(max_tokens=5)
+
+  async def ask(version):
+    sample = await running.client().sample(np.array(prompt), sampling)
+    assert sample.token_ids.tolist() == expected(prompt, 5, version)
+    return sample.reused_tokens
+
+  assert await ask(0) == 0
+  for version in there:
+    await asyncio.to_thread(running.load_params, 'good', version)
+    assert await ask(version) == 0
+  await asyncio.to_thread(running.load_params, 'good', 0)
+  assert await ask(0) == back
+  running.stop()
+  running.cache.check(0)
+
+
 async def test_crash_reaches_every_caller():
   engine = FakeEngine()
   engine.crash_at = 3
