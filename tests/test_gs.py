@@ -15,6 +15,7 @@ from clawjax import errors, types
 from clawjax.models import checkpoint, qwen3
 from clawjax.models.config import Config
 from clawjax.tasks import dataset, formats
+from clawjax.train import checkpoint as train_checkpoint
 from tests.gcs import gcs
 
 assert gcs
@@ -82,3 +83,18 @@ def test_a_model_folder(gcs):
   jax.tree.map(np.testing.assert_array_equal, params, loaded)
   with pytest.raises(errors.CheckpointError, match='models/none'):
     checkpoint.load_hf(f'{gcs}/models/none')
+
+
+def test_a_training_state(gcs):
+  """Written by Orbax and read by another manager, as after a restart."""
+  place = f'{gcs}/run/checkpoints'
+  state = {'a': jnp.arange(5.0), 'b': jnp.ones((2, 3), jnp.int32)}
+  writer = train_checkpoint.Checkpoints(place, keep=1)
+  for step in (1, 2):
+    writer.save(step, {**state, 'b': state['b'] * step}, {'seed': 7})
+  writer.wait()
+  found = train_checkpoint.Checkpoints(place).restore(state)
+  assert found is not None and found[0] == 2
+  np.testing.assert_array_equal(found[1]['a'], np.arange(5.0))
+  np.testing.assert_array_equal(found[1]['b'], np.full((2, 3), 2))
+  assert found[2] == {'step': 2, 'seed': 7}
