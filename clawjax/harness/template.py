@@ -115,7 +115,8 @@ class Template:
     """See `base.Harness`."""
     if len(turns) > 1 and not self.multi_turn:
       raise HarnessError(
-        f'{self.name} takes one user message, the task has {len(turns)}'
+        f'{self.name} takes one user message a session, the task has '
+        f'{len(turns)}: leave it out, or run it with another harness'
       )
     holes = {
       'base_url': base_url,

@@ -13,7 +13,7 @@ import dataclasses
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar('T')
@@ -168,6 +168,24 @@ async def apart(work: Callable[..., T], *args: Any) -> T:
 
   threading.Thread(target=run, name=work.__name__, daemon=True).start()
   return await future
+
+
+async def whole(work: Awaitable[T]) -> T:
+  """Awaits `work`, to its end even when cancelled; then it is cancelled.
+
+  A thread that makes something cannot be stopped, and what it has not made yet
+  cannot be undone.
+  """
+  job = asyncio.ensure_future(work)
+  try:
+    return await asyncio.shield(job)
+  except asyncio.CancelledError:
+    while not job.done():
+      with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.wait([job])
+    if not job.cancelled():
+      job.exception()  # seen: it does not matter any more
+    raise
 
 
 async def _reap(process, kill: Callable[[], None]) -> None:

@@ -36,6 +36,7 @@ from clawjax.proxy import serve
 from clawjax.proxy.app import Proxy
 from clawjax.rollout import fleet as fleet_lib
 from clawjax.sandbox import base
+from tests.rollout import hi
 
 # Name -> adapter, options, shell tool, its argument, what else it wants.
 HARNESSES = {
@@ -57,20 +58,6 @@ HARNESSES = {
   'codex': ('codex', {'variant': 'trimmed'}, 'exec_command', 'cmd', {}),
 }
 COMMANDS = ('ls -l', 'printf hi > out.txt')
-CHECK = b"""
-import json, pathlib, sys
-good = pathlib.Path(sys.argv[1], 'out.txt').read_text() == 'hi'
-print(json.dumps({'reward': float(good)}))
-"""
-TASK = types.Task(
-  id='bench/hi',
-  turns=('Write hi into out.txt.',),
-  files={'in.txt': b'x'},
-  verifier=types.Verifier(
-    files={'check.py': CHECK},
-    command=('python3', '/verifier/check.py', '/workspace'),
-  ),
-)
 
 
 class Instant:
@@ -161,7 +148,7 @@ async def bench(options) -> dict:
     rollouts: list[types.Rollout] = []
 
     async def step(count, prefix):
-      request = fleet_lib.GroupRequest(TASK, made, count, prefix)
+      request = fleet_lib.GroupRequest(hi.make_task(), made, count, prefix)
       async for group in fleet.run_groups(
         [request], concurrency=options.at_once
       ):

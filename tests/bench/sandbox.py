@@ -4,9 +4,11 @@
       [--lifecycles 1000] [--docker [--docker-host unix:///run/x.sock]]
 
 Prints one JSON object: medians in ms of create + run `true` + destroy with our
-backend and of the bare `bwrap` (or `docker run`) with the same flags, their
-ratio, the wall time of many at once, and what was left after lifecycles with
-random kills (must be zeros).
+backend and of the bare `bwrap` (or `docker run`) with the same flags, taken in
+turn so that a busy machine slows both; the ratio of the medians, and quartiles
+of the ratios of neighbours; the wall time of many at once; and what was left
+after lifecycles of which two of three were cut short at a random moment (must
+be zeros).
 """
 
 import argparse
@@ -22,12 +24,13 @@ import time
 
 from clawjax import sandbox
 from clawjax.errors import SandboxError
-from clawjax.sandbox import base, watch
-from clawjax.sandbox.docker import LABEL
+from clawjax.sandbox import base, bwrap_exec, watch
+from clawjax.sandbox.docker import LABEL, owner
 
 # Of our sandboxes; others may run here too.
 uids: set[int] = set()
 ids: set[str] = set()
+WAYS = ('let', 'kill', 'cancel')
 
 
 async def ours(backend, steps=None) -> float:
@@ -62,34 +65,105 @@ async def bare_bwrap(backend):
   """Command line of a bwrap with our own recipe on plain folders."""
   box = await backend.create(base.SandboxSpec())
   argv = [
-    *(box._join()[4:] if box.group else box._join()),
+    *bwrap_exec.join(box)[4 if box.group else 0 :],
     backend.bwrap,
-    *box._recipe({}, base.WORKSPACE),
+    *bwrap_exec.recipe(box, {}, base.WORKSPACE),
     '--',
     'true',
   ]
   return box, argv
 
 
-async def one(backend, kill: bool) -> str:
-  """A life that may be cut short at any point."""
-  box = await backend.create(base.SandboxSpec())
-  uids.add(box.uid)
-  ids.add(box.id)
-  try:
-    job = asyncio.ensure_future(
-      box.exec(['sh', '-c', '(sleep 9 &); sleep 0.05'], timeout_s=20)
-    )
-    if kill:
-      await asyncio.sleep(random.random() * 0.1)
-      box.kill()
+async def in_turn(ours, raw, repeats: int) -> dict:
+  """Both timed in turn, the order swapped each time."""
+  pairs = []
+  for i in range(repeats):
+    if i % 2:
+      other = await raw()
+      pairs.append((await ours(), other))
+    else:
+      mine = await ours()
+      pairs.append((mine, await raw()))
+  mine, other = (statistics.median(t) for t in zip(*pairs, strict=True))
+  near = statistics.quantiles([a / b for a, b in pairs], n=4)
+  return {
+    'repeats': repeats,
+    'ours_ms': round(mine, 1),
+    'raw_ms': round(other, 1),
+    'ratio': round(mine / other, 2),
+    'ratio_quartiles': [round(q, 2) for q in near],
+  }
+
+
+async def one(backend, way: str, span_s: float) -> str:
+  """A life: to its end, or cut at a random moment of `span_s`.
+
+  Cut by a kill from outside while the command runs, or by the cancellation of
+  its owner, whatever it is at, creation and destruction included.
+  """
+
+  async def life() -> str:
+    box = await backend.create(base.SandboxSpec())
+    seen()
     try:
-      await job
-      return 'ended'
-    except SandboxError:
-      return 'killed'
-  finally:
-    await box.destroy()
+      job = asyncio.ensure_future(
+        box.exec(['sh', '-c', '(sleep 9 &); sleep 0.05'], timeout_s=60)
+      )
+      if way == 'kill':
+        await asyncio.sleep(random.random() * span_s)
+        if hasattr(box, 'kill'):
+          box.kill()
+        else:
+          await asyncio.to_thread(_kill, box.container)
+      try:
+        await job
+        return 'ended'
+      except SandboxError:
+        return 'killed'
+    finally:
+      await box.destroy()
+
+  def seen() -> None:
+    ids.update(backend.live)
+    uids.update(getattr(b, 'uid', None) for b in backend.live.values())
+
+  job = asyncio.ensure_future(life())
+  if way == 'cancel':
+    await asyncio.sleep(random.random() * span_s)
+    seen()
+    job.cancel()
+  try:
+    return await job
+  except asyncio.CancelledError:
+    return 'cancelled'
+
+
+def _kill(container) -> None:
+  import docker
+
+  try:
+    container.kill()
+  except docker.errors.APIError as e:
+    # It has ended, or it is being removed.
+    if e.status_code not in (404, 409):
+      raise
+
+
+async def lives(backend, count: int, slots: int) -> list[str]:
+  """`count` lives, so many at once; how each of them ended."""
+  gate, span_s = asyncio.Semaphore(slots), 0.1
+
+  async def life(i: int) -> str:
+    nonlocal span_s
+    async with gate:
+      start = time.perf_counter()
+      way = WAYS[i % len(WAYS)]
+      end = await one(backend, way, span_s)
+      if way == 'let':  # as long as lives last at present
+        span_s = time.perf_counter() - start
+      return end
+
+  return await asyncio.gather(*(life(i) for i in range(count)))
 
 
 def left(backend) -> dict[str, int]:
@@ -117,32 +191,21 @@ async def bwrap(options) -> dict:
   if not probe.ok:
     return {'skipped': probe.text}
   box, argv = await bare_bwrap(backend)
-  a, b = [], []
-  for _ in range(options.repeats):
-    a.append(await ours(backend))
-    b.append(await raw(argv))
+  result = await in_turn(
+    lambda: ours(backend), lambda: raw(argv), options.repeats
+  )
   await box.destroy()
   start = time.perf_counter()
   await asyncio.gather(*(ours(backend) for _ in range(options.at_once)))
-  together = time.perf_counter() - start
-  start = time.perf_counter()
-  slots = asyncio.Semaphore(16)
-
-  async def life(i):
-    async with slots:
-      return await one(backend, kill=i % 2 == 0)
-
-  ends = await asyncio.gather(*(life(i) for i in range(options.lifecycles)))
-  spent = time.perf_counter() - start
-  result = {
-    'ours_ms': round(statistics.median(a), 1),
-    'raw_ms': round(statistics.median(b), 1),
-    'ratio': round(statistics.median(a) / statistics.median(b), 2),
+  result |= {
     'at_once': options.at_once,
-    'at_once_s': round(together, 2),
-    'lifecycles': options.lifecycles,
-    'lifecycles_s': round(spent, 1),
-    'killed': ends.count('killed'),
+    'at_once_s': round(time.perf_counter() - start, 2),
+  }
+  start = time.perf_counter()
+  ends = await lives(backend, options.lifecycles, 16)
+  result |= {
+    'lifecycles': {e: ends.count(e) for e in sorted(set(ends))},
+    'lifecycles_s': round(time.perf_counter() - start, 1),
     'left': left(backend),
   }
   await backend.close()
@@ -161,38 +224,60 @@ async def docker(options) -> dict:
   argv += ['--cap-drop=ALL', '--security-opt=no-new-privileges']
   argv += ['--tmpfs=/tmp', '--tmpfs=/workspace', '--pids-limit=256']
   argv += ['-v', '/usr:/usr:ro', 'clawjax-local:1', 'true']
-  a, b = [], []
   steps: dict[str, list[float]] = {'create': [], 'exec': [], 'destroy': []}
-  for _ in range(max(3, options.repeats // 2)):
-    a.append(await ours(backend, steps))
-    b.append(await raw(argv))
-  before = await _left(backend)
+  before = await asyncio.to_thread(held, backend)
+  result = await in_turn(
+    lambda: ours(backend, steps), lambda: raw(argv), options.docker_repeats
+  )
   start = time.perf_counter()
   await asyncio.gather(*(ours(backend) for _ in range(options.docker_at_once)))
-  together = time.perf_counter() - start
-  result = {
-    'ours_ms': round(statistics.median(a), 1),
-    'raw_ms': round(statistics.median(b), 1),
-    'ratio': round(statistics.median(a) / statistics.median(b), 2),
+  result |= {
     'steps_ms': {k: round(statistics.median(v), 1) for k, v in steps.items()},
     'at_once': options.docker_at_once,
-    'at_once_s': round(together, 2),
-    'left': {k: v - before[k] for k, v in (await _left(backend)).items()},
+    'at_once_s': round(time.perf_counter() - start, 2),
+  }
+  start = time.perf_counter()
+  ends = await lives(backend, options.docker_lifecycles, 8)
+  after = await asyncio.to_thread(held, backend)
+  result |= {
+    'lifecycles': {e: ends.count(e) for e in sorted(set(ends))},
+    'lifecycles_s': round(time.perf_counter() - start, 1),
+    'left': {k: len(v - before[k]) for k, v in after.items()},
   }
   await backend.close()
   return result
 
 
-async def _left(backend) -> dict[str, int]:
-  """What a daemon holds; of containers only ours, others may use it too."""
+def held(backend) -> dict[str, set[str]]:
+  """What a daemon holds, by name; of containers only those of this process.
+
+  Folders, mounts and control groups are seen where the daemon is on this
+  machine, and are of all that it runs.
+  """
   [host] = backend._open()
   client = host.client
+  root = pathlib.Path(client.info()['DockerRootDir'])
+  mounts = pathlib.Path('/proc/self/mounts').read_text().splitlines()
   return {
-    'containers': len(
-      client.containers.list(all=True, filters={'label': LABEL})
-    ),
-    'networks': len(client.networks.list()),
-    'volumes': len(client.volumes.list()),
+    'containers': {
+      c.name
+      for c in client.containers.list(
+        all=True,
+        filters={'label': f'{LABEL}={owner()}'},
+        ignore_removed=True,
+      )
+    },
+    'networks': {n.name for n in client.networks.list()},
+    'volumes': {v.name for v in client.volumes.list()},
+    'folders': {
+      str(p) for d in ('containers', 'volumes') for p in (root / d).glob('*/')
+    },
+    'mounts': {m for m in mounts if str(root) in m},
+    'cgroups': {
+      str(p)
+      for p in pathlib.Path('/sys/fs/cgroup').glob('*/docker/*')
+      if len(p.name) == 64
+    },
   }
 
 
@@ -204,7 +289,9 @@ async def main() -> None:
   parser.add_argument('--lifecycles', type=int, default=1000)
   parser.add_argument('--docker', action='store_true')
   parser.add_argument('--docker-host', default='')
+  parser.add_argument('--docker-repeats', type=int, default=16)
   parser.add_argument('--docker-at-once', type=int, default=8)
+  parser.add_argument('--docker-lifecycles', type=int, default=30)
   parser.add_argument('--no-bwrap', action='store_true')
   options = parser.parse_args()
   result = {'load': os.getloadavg()[0]}

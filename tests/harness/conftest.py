@@ -8,38 +8,18 @@ import tempfile
 
 import pytest
 
-from clawjax import sandbox, types
+from clawjax import sandbox
 from clawjax.chat import tokenizers
 from clawjax.proxy import app, scripted, serve
 from clawjax.rollout import run
 from clawjax.sandbox import base
-
-CHECK = b"""
-import json, pathlib, sys
-path = pathlib.Path(sys.argv[1]) / 'out.txt'
-good = path.is_file() and path.read_text() == 'hi'
-print(json.dumps({'reward': float(good)}))
-"""
+from tests.rollout import hi
 
 
 def call(name, **arguments):
   """A tool call as the model writes it."""
   body = json.dumps({'name': name, 'arguments': arguments})
   return f'<tool_call>\n{body}\n</tool_call>'
-
-
-def make_task(*turns, time_limit_s=170):
-  """Write 'hi' into out.txt."""
-  return types.Task(
-    id='test/hi',
-    turns=turns or ('Write hi into out.txt.',),
-    files={'data/in.txt': b'x'},
-    verifier=types.Verifier(
-      files={'check.py': CHECK},
-      command=('python3', '/verifier/check.py', '/workspace'),
-    ),
-    time_limit_s=time_limit_s,
-  )
 
 
 @pytest.fixture
@@ -69,7 +49,7 @@ async def roll(backend, tmp_path):
       socket_dir = pathlib.Path(folder)
       async with serve.serve(proxy.app, uds=socket_dir / base.SOCKET_NAME):
         rollout = await run.run_rollout(
-          task or make_task(),
+          task or hi.make_task(),
           harness=harness,
           backend=backend,
           proxy=proxy,

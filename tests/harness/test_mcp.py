@@ -8,7 +8,8 @@ import pytest
 from clawjax import harness
 from clawjax.errors import HarnessError
 from clawjax.harness import mcp
-from tests.harness.conftest import call, make_task
+from tests.harness.conftest import call
+from tests.rollout.hi import make_task
 
 SERVER = str(mcp._FOLDER / 'mcp_server.py')
 

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from clawjax import harness
-from tests.harness.conftest import call, make_task
+from clawjax.chat import tokenizers
+from clawjax.rollout import conversation
+from tests.harness.conftest import call
+from tests.rollout.hi import make_task
 
 WRITE = 'printf hi > out.txt'
 SHELL = {
@@ -60,11 +63,16 @@ def extends(calls):
   return True
 
 
+# Of a program that takes its time to start, on a machine that has other work.
+PATIENT_S = 1500
+
+
 async def check(roll, backend, name, options):
   found = installed(name, options)
   await found.prepare(backend)
   last = SUBMIT if name == 'mini_swe' else 'It is done.'
-  rollout = await roll(found, [SHELL[name], last])
+  task = make_task(time_limit_s=PATIENT_S)
+  rollout = await roll(found, [SHELL[name], last], task)
   assert (rollout.outcome, rollout.reward) == ('ok', 1.0), (
     rollout.reason,
     rollout.extra['printed'][-2000:],
@@ -106,7 +114,11 @@ MULTI = [
 @pytest.mark.parametrize('case', MULTI, ids=ids)
 async def test_two_user_messages(roll, case):
   name, options = case
-  task = make_task('First: say hello.', 'Second: write hi into out.txt.')
+  task = make_task(
+    'First: say hello.',
+    'Second: write hi into out.txt.',
+    time_limit_s=PATIENT_S,
+  )
   rollout = await roll(
     installed(name, options), ['Hello.', SHELL[name], 'Done.'], task
   )
@@ -116,3 +128,12 @@ async def test_two_user_messages(roll, case):
   )
   assert len(rollout.calls) == 3 and rollout.extra['turns'] == 2
   assert extends(rollout.calls)
+  # One session: the model has the first message and its answer before it.
+  said = conversation.transcript(rollout.calls, tokenizers.load('tiny'))
+  asked = [m.content for m in said if m.role == 'user']
+  first, second = (
+    [i for i, text in enumerate(asked) if turn in text] for turn in task.turns
+  )
+  assert len(first) == len(second) == 1 and first < second, asked
+  answers = [m.content for m in said if m.role == 'assistant']
+  assert answers[0] == 'Hello.' and answers[-1] == 'Done.'

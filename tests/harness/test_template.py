@@ -9,7 +9,8 @@ from clawjax import experiment, harness
 from clawjax.errors import ConfigError, HarnessError
 from clawjax.experiment import parts
 from clawjax.harness import install, template
-from tests.harness.conftest import call, make_task
+from tests.harness.conftest import call
+from tests.rollout.hi import make_task
 
 TOY = """
 import json, os, subprocess, sys, urllib.request
@@ -166,3 +167,13 @@ async def test_agent_loop(roll):
   assert 'search: ./out.txt:1: hx' in printed
   assert 'bash: hi' in printed
   assert any(p.startswith('nonsense: error') for p in printed)
+
+
+async def test_a_harness_of_one_message_says_so(roll):
+  found = harness.load('mini_swe')
+  assert not found.multi_turn
+  rollout = await roll(found, ['Hello.'], make_task('One.', 'Two.'))
+  assert rollout.outcome == 'infra_error' and not rollout.calls
+  assert rollout.reason.startswith(
+    'mini_swe takes one user message a session, the task has 2'
+  )

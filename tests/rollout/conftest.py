@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from clawjax import types
+from tests.rollout import hi
 
 
 class StubProxy:
@@ -144,24 +145,9 @@ async def stub(socket_dir):
 
 
 BASH = {'name': 'bash', 'arguments': {'command': 'printf hi > out.txt'}}
-CHECK = b"""
-import json, pathlib, sys
-path = pathlib.Path(sys.argv[1]) / 'out.txt'
-good = path.is_file() and path.read_text() == 'hi'
-print(json.dumps({'reward': float(good), 'checks': {'out': float(good)}}))
-"""
 
 
 @pytest.fixture
 def task():
   """Write 'hi' into out.txt."""
-  return types.Task(
-    id='test/hi',
-    turns=('Write hi into out.txt.',),
-    files={'data/in.txt': b'x'},
-    verifier=types.Verifier(
-      files={'check.py': CHECK},
-      command=('python3', '/verifier/check.py', '/workspace'),
-    ),
-    time_limit_s=60,
-  )
+  return hi.make_task()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -188,3 +189,19 @@ def backend(request):
 def serve():
   """`serving` as a fixture."""
   return serving
+
+
+@pytest.fixture(scope='session')
+def bench():
+  """The benchmark's module: its lives, and what is left of them."""
+  path = pathlib.Path(__file__).parents[1] / 'bench' / 'sandbox.py'
+  spec = importlib.util.spec_from_file_location('bench_sandbox', path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+@pytest.fixture
+def lives():
+  """How many lives the slow tests try (CLAWJAX_TEST_LIVES)."""
+  return int(os.environ.get('CLAWJAX_TEST_LIVES', '1000'))

@@ -1,6 +1,7 @@
 """What every backend must do: files, commands, limits, the end."""
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -198,3 +199,40 @@ async def test_reap_ends_what_destroy_cannot(backend):
   await box.destroy()
   with pytest.raises(SandboxError, match='destroyed'):
     await box.exec(['true'])
+
+
+async def test_a_creation_that_is_cancelled_leaves_nothing(
+  backend, monkeypatch
+):
+  """What makes it is a thread, which goes on when its owner is cancelled."""
+  inside, hold, made = threading.Event(), threading.Event(), []
+  spare = await backend.create(base.SandboxSpec())
+  make = type(spare).make
+
+  def slowly(self):
+    inside.set()
+    hold.wait(60)
+    make(self)
+    made.append(self)
+
+  monkeypatch.setattr(type(spare), 'make', slowly)
+  job = asyncio.ensure_future(backend.create(base.SandboxSpec()))
+  await asyncio.to_thread(inside.wait, 60)
+  job.cancel()
+  await asyncio.sleep(0.1)
+  hold.set()
+  with pytest.raises(asyncio.CancelledError):
+    await job
+  async with asyncio.timeout(60):
+    while not made:
+      await asyncio.sleep(0.05)
+  assert set(backend.live) == {spare.id}
+  [box] = made
+  with pytest.raises(SandboxError, match='destroyed'):
+    await box.exec(['true'])
+  if backend.name == 'bwrap':
+    assert not box.folder.exists() and not box.record.exists()
+  else:
+    names = {c.name for c in box.host.client.containers.list(all=True)}
+    assert box.id not in names and spare.id in names
+  await spare.destroy()
