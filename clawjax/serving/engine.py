@@ -145,9 +145,7 @@ class Engine:
     self.record_kept = record_kept
     self.chunks = _buckets(32, max_chunk, 4)
     self.batches = _buckets(1, slots, 4)
-    self.contexts = _buckets(
-      min(self.pages_per_row, max(1, 512 // page_size)), self.pages_per_row, 2
-    )
+    self.contexts = _contexts(self.pages_per_row, page_size)
     dtype = jnp.dtype(cache_dtype or config.dtype)
     if attention == 'auto':
       attention = 'kernel' if jax.default_backend() == 'tpu' else 'gather'
@@ -285,6 +283,16 @@ class Engine:
     self._pools = self._copy(
       pools=self._pools, source=np.int32(source), target=np.int32(target)
     )
+
+
+def _contexts(most: int, page_size: int) -> tuple[int, ...]:
+  """Pages of 256, 384, 512, 768, 1024, ... tokens, up to `most`: a decode step
+  on a CPU reads the whole context that it is compiled for."""
+  out, size = [], -(-256 // page_size)
+  while size < most:
+    out += [size, size + size // 2]
+    size *= 2
+  return (*[pages for pages in out if pages < most], most)
 
 
 def _round_up(value: int, step: int) -> int:

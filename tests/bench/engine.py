@@ -136,44 +136,42 @@ def peer(name, python, folder, batches, repeats):
 
 def session(config, params, *, turns, final):
   """Seconds of one growing session, with and without the prefix cache."""
+  from clawjax.serving.engine import Engine
+  from clawjax.serving.scheduler import Scheduler, SchedulerConfig
   from clawjax.types import SamplingParams
 
   new = final // turns - 16
-  out = {}
-  for reuse in (True, False):
-    running = serve(
-      config, params, reuse=reuse, slots=2, window=final + 256, page_size=16
-    )
+  engine = Engine(config, params, slots=2, window=final + 256, page_size=16)
+
+  def run(seed, count, reuse):
+    running = Scheduler(engine, SchedulerConfig(reuse=reuse)).start()
     client = running.client()
 
-    async def work(seed, sent, client=client):
+    async def work():
       rng = np.random.default_rng(seed)
       ids = rng.integers(10, config.vocab, new).astype(np.int32)
-      for turn in range(turns):
-        said = rng.integers(10, config.vocab, 16)
-        if turn in sent:
-          sample = await client.sample(
-            ids, SamplingParams(max_tokens=16, seed=turn), session_id='s'
-          )
-          said = sample.token_ids
+      for turn in range(count):
+        sample = await client.sample(
+          ids, SamplingParams(max_tokens=16, seed=turn), session_id='s'
+        )
         more = rng.integers(10, config.vocab, new)
-        ids = np.concatenate([ids, said, more]).astype(np.int32)
+        ids = np.concatenate([ids, sample.token_ids, more]).astype(np.int32)
 
-    # Compiles: one call of each length that has a program of its own.
-    asyncio.run(work(0, {-(-turns // 2**k) - 1 for k in range(8)}))
-    before = running.stats()
     a, b = time.perf_counter(), time.process_time()
-    asyncio.run(work(1, range(turns)))
+    asyncio.run(work())
     took = {
       'wall_s': time.perf_counter() - a,
       'cpu_s': time.process_time() - b,
     }
-    after = running.stats()
-    names = {'prefilled': 'prefilled_tokens', 'prefill_s': 'prefill_s',
-             'decode_s': 'decode_s'}  # fmt: skip
-    took |= {k: after[v] - before[v] for k, v in names.items()}
-    out['reuse' if reuse else 'whole'] = took
     running.stop()
+    stats = running.stats()
+    names = ('prefilled_tokens', 'prefill_s', 'decode_s')
+    return took | {k: stats[k] for k in names}
+
+  # Compiles: every context with reuse, every chunk without.
+  run(0, turns, True)
+  run(0, 3, False)
+  out = {'reuse': run(1, turns, True), 'whole': run(1, turns, False)}
   out['times_faster_wall'] = out['whole']['wall_s'] / out['reuse']['wall_s']
   out['times_faster_cpu'] = out['whole']['cpu_s'] / out['reuse']['cpu_s']
   out['turns'], out['tokens'] = turns, final
