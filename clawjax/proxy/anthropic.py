@@ -167,11 +167,14 @@ def turns(items: Sequence[Any], start: int) -> list[canonical.Turn]:
       results, texts = results + more, texts + beside
       i += 1
     ordered = list(openai_chat.in_call_order(results, calls))
+    apart: tuple[canonical.Turn, ...] = ()
     if texts:
+      beside = types.Message('user', '\n'.join(texts))
+      apart = tuple(canonical.Turn(m, i) for m in (tuple(ordered), (beside,)))
       last = ordered[-1]
       content = '\n'.join(t for t in (last.content, *texts) if t)
       ordered[-1] = types.Message('tool', content, call_id=last.call_id)
-    found.append(canonical.Turn(tuple(ordered), i, joined=bool(texts)))
+    found.append(canonical.Turn(tuple(ordered), i, apart))
     calls = ()
   return found
 

@@ -39,12 +39,13 @@ class Turn:
   Attributes:
     messages: one message, or the tool results that share a turn.
     end: number of raw items up to and including this turn.
-    joined: text beside tool results was put into the last of them.
+    apart: the same as two turns, when text that stood beside tool results
+      was put into the last of them; see the rule `text_in_result`.
   """
 
   messages: tuple[types.Message, ...]
   end: int
-  joined: bool = False
+  apart: tuple[Turn, ...] = ()
 
   @property
   def role(self) -> str:
@@ -77,6 +78,7 @@ class Request:
     prefill: text that the answer goes on (a trailing assistant message).
     extra: what the dialect needs again for its answer.
     notes: what was normalised while parsing.
+    retried: the client's SDK says that this is another try.
     ignored: what nothing is done with: unknown fields, tool types.
   """
 
@@ -100,6 +102,7 @@ class Request:
   late_tools: tuple[types.Tool, ...] = ()
   extra: dict[str, Any] = dataclasses.field(default_factory=dict)
   notes: list[str] = dataclasses.field(default_factory=list)
+  retried: bool = False
   ignored: list[str] = dataclasses.field(default_factory=list)
 
   def turns(self, start: int) -> list[Turn]:

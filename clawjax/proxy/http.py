@@ -14,6 +14,7 @@ from typing import Any
 from clawjax import errors
 from clawjax.proxy import canonical, growing
 
+_TRIES = 'x-stainless-retry-count'
 _STREAM_HEADERS = {
   'content-type': 'text/event-stream; charset=utf-8',
   'cache-control': 'no-cache',
@@ -78,6 +79,8 @@ def parse(
       f'wanted a JSON object, got {type(value).__name__}'
     )
   request = dialect.parse(value, headers, memory)
+  # Both official SDKs count their tries.
+  request.retried = headers.get(_TRIES, '0').strip() not in ('', '0')
   if marked:
     request.notes.append('cache_control')
   unknown = sorted(value.keys() - dialect.FIELDS)

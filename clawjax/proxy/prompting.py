@@ -82,8 +82,8 @@ class Prompter:
     node, points = match.node, list(match.points)
     if unpaired(node, match.new):
       applied.append('unpaired_tools')
-    if any(turn.joined for turn in match.new):
-      applied.append('text_in_result')
+    if any(turn.apart for turn in match.new):
+      applied.append(rules.JOINS)
     for turn in match.new:
       node = self._render(node, turn, applied, made)
       points.append((turn.end, node))
@@ -164,7 +164,7 @@ class Prompter:
       root,
       request,
       moves=self.rules.moves,
-      normalise=lambda turn: self.rules.turn(turn, applied),
+      normalise=lambda turn: self.rules.turns(turn, applied),
     )
 
   def _turn_ids(

@@ -6,7 +6,8 @@ it to what the session saw first; what the engine saw is what is trained, and
 each application is recorded by name on the call. Rules are chosen by name per
 session (`Harness.rules`); none is on unless it is named, but for `billing`
 and `cache_control`, whose spans are transport metadata and no part of the
-conversation. A name with a minus before it switches a rule off.
+conversation, and `text_in_result`, without which a reminder would be a turn of
+the user's. A name with a minus before it switches a rule off.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from collections.abc import Callable, MutableMapping, Sequence
 from clawjax import errors, types
 from clawjax.proxy import canonical
 
-ALWAYS = ('billing', 'cache_control')
+JOINS = 'text_in_result'
+ALWAYS = ('billing', 'cache_control', JOINS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +90,12 @@ RULES = {
     Rule(
       'cache_control',
       'cache breakpoints that move from message to message; never rendered',
+    ),
+    Rule(
+      JOINS,
+      'text beside tool results in one Anthropic message, such as Claude '
+      "Code's <system-reminder>; put inside the last result, not after it as "
+      'a turn of its own',
     ),
     Rule(
       'date_line',
@@ -177,7 +185,16 @@ class Rules:
         kept.append(text)
     return '\n\n'.join(kept)
 
-  def turn(self, turn: canonical.Turn, applied: list[str]) -> canonical.Turn:
+  def turns(
+    self, turn: canonical.Turn, applied: list[str]
+  ) -> tuple[canonical.Turn, ...]:
+    """A turn, normalised, or two where nothing may be joined."""
+    apart = turn.apart if JOINS not in self.names else ()
+    return tuple(self._turn_of(t, applied) for t in apart or (turn,))
+
+  def _turn_of(
+    self, turn: canonical.Turn, applied: list[str]
+  ) -> canonical.Turn:
     """Normalised turn; assistant turns are left alone."""
     if not self._turn or turn.role == 'assistant':
       return turn

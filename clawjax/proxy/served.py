@@ -26,7 +26,8 @@ class Served:
     node: the kept turn, None without a sample.
     answer_id: unique part of the ids in the answer.
     rival: an earlier call with the same prompt that had ended when this one
-      came: a retry, unless that one's answer is continued.
+      came, or that the client had given up: a retry, unless that one's answer
+      is continued.
     has_tools: tools were offered.
     user_text: what the harness said: in a new conversation all of it, else
       what is new.

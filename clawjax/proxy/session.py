@@ -176,7 +176,7 @@ class Session:
     if request.prefill is not None:
       own = self.prompter.own_answer(leaf, request.prefill)
       parent = own.call_id if own else parent
-    rival, again = self._rival(leaf, at[1])
+    rival, again = self._rival(leaf, at[1], request.retried)
     served = Served(
       call_id=f'c{index}',
       index=index,
@@ -212,12 +212,19 @@ class Session:
     text = f'{self.id}/{self.key}/{index}'.encode()
     return hashlib.blake2b(text, digest_size=12).hexdigest()
 
-  def _rival(self, leaf: tree.Node, length: int) -> tuple[str, str]:
-    """An ended call with the same prompt, and whether this is a retry of it
-    or a parallel sample."""
+  def _rival(
+    self, leaf: tree.Node, length: int, retried: bool
+  ) -> tuple[str, str]:
+    """A call with the same prompt that this one is a retry of.
+
+    It has ended, or the client says that it has given it up; else this is a
+    sample beside it, and no retry.
+    """
     for other in reversed(self.served):
       if other.leaf is leaf and len(other.prompt_ids) == length:
-        return ('', 'parallel') if other.pending else (other.call_id, 'retry')
+        if other.pending and not retried:
+          return '', 'parallel'
+        return other.call_id, 'retry'
     return '', ''
 
   def _user_text(

@@ -189,7 +189,7 @@ class Tree:
     request: canonical.Request,
     *,
     moves=lambda message: False,
-    normalise=lambda turn: turn,
+    normalise=lambda turn: (turn,),
   ) -> Match:
     """Finds the known part of a request; changes nothing.
 
@@ -197,11 +197,11 @@ class Tree:
       root: the head's node.
       request: what came.
       moves: whether a message is one that its harness moves to the end.
-      normalise: turn -> turn, applied before matching.
+      normalise: turn -> turns, applied before matching.
     """
     points = self._known(root, request)
     start, node = points[-1] if points else (request.start, root)
-    turns = [normalise(t) for t in request.turns(start)]
+    turns = [n for t in request.turns(start) for n in normalise(t)]
     seen = {n.key for n in node.path() if n.moves}
     pending = {
       canonical.turn_key(t.messages): t

@@ -231,6 +231,17 @@ async def test_messages_reminder_goes_inside_the_last_tool_response(bench):
   )
   assert text.count('<|im_start|>user') == 2
   assert b.calls()[1].normalised == ('text_in_result',)
+  async with bench(script, opened={'rules': ('-text_in_result',)}) as b:
+    for n in (1, 3, 3):  # The second time all of it is known.
+      request = {**body, 'messages': body['messages'][:n]}
+      (text,) = await prompts(b, 'messages', request)
+    assert text.endswith(
+      '<tool_response>\na.py\n</tool_response><|im_end|>\n<|im_start|>user\n'
+      '<system-reminder>be brief</system-reminder><|im_end|>\n'
+      '<|im_start|>assistant\n'
+    )
+    assert b.calls()[1].normalised == b.calls()[2].normalised == ()
+    assert b.calls()[2].break_cause == 'retry'
 
 
 @pytest.mark.parametrize('path', ['messages', 'chat/completions', 'responses'])
@@ -600,6 +611,25 @@ async def test_chat_n_logprobs_and_format(bench):
       assert [x['logprob'] for x in choice['logprobs']['content']] == (
         sampled.logprobs.tolist()
       )
+
+
+async def test_chat_overflow_says_what_clients_look_for(bench):
+  async with bench(['ok'], window=100) as b:
+    messages = [{'role': 'user', 'content': 'a ' * 200}]
+    body = {'model': 'm', 'max_tokens': 9, 'messages': messages}
+    counted = (await b.post('messages/count_tokens', body)).json()
+    for stream in (False, True):
+      answer = await b.post('chat/completions', {**body, 'stream': stream})
+      assert answer.status_code == 400
+      assert answer.json()['error'] == {
+        'message': "This model's maximum context length is 100 tokens. "
+        f'However, your messages resulted in {counted["input_tokens"]} tokens. '
+        'Please reduce the length of the messages.',
+        'type': 'invalid_request_error',
+        'param': 'messages',
+        'code': 'context_length_exceeded',
+      }
+    assert b.calls() == ()
 
 
 async def test_chat_reasoning_field_names(bench):

@@ -98,6 +98,51 @@ async def test_retry_whose_first_answer_is_continued(bench):
     assert accounting.dead_leaves(b.calls()) == {'c1': 'retry'}
 
 
+@pytest.mark.parametrize('tries, dead', [('1', True), ('0', False)])
+async def test_another_try_while_the_first_still_runs(bench, tries, dead):
+  """A hang-up that does not come through: the SDK's header tells it."""
+  script = [{'text': call('a'), 'delay_s': 0.3}, call('b'), 'done']
+  async with bench(script) as b:
+    left = asyncio.create_task(chat(b, [USER]))
+    while not b.client.prompts:
+      await asyncio.sleep(0.01)
+    headers = {'x-stainless-retry-count': tries}
+    body = {'messages': [USER], 'tools': [BASH]}
+    answer = await b.post('chat/completions', body, headers=headers)
+    second = answer.json()['choices'][0]['message']
+    await left
+    await chat(b, [USER, *after(second, 'x')])
+    c0, c1, c2 = b.calls()
+    assert c1.break_cause == ('retry' if dead else 'parallel')
+    assert c1.retry_of == ('c0' if dead else '') and c2.parent == 'c1'
+    assert ('c0' in accounting.dead_leaves(b.calls())) is dead
+    lost = len(c0.sample.token_ids) if dead else 0
+    assert accounting.account(b.calls()).missing.get('retry', 0) == lost
+
+
+async def test_the_official_sdks_say_that_they_try_again(bench):
+  for make, ask in (
+    ('anthropic', lambda c, m: c.messages.create(max_tokens=9, **m)),
+    ('openai', lambda c, m: c.chat.completions.create(**m)),
+  ):
+    slow = {'text': 'late', 'delay_s': 30}
+    async with bench([slow, 'in time']) as b:
+      client = getattr(b, make)().with_options(max_retries=1, timeout=1)
+      seen = []
+      client._client.event_hooks['request'].append(
+        lambda request, seen=seen: _kept(seen, request)
+      )
+      await ask(client, {'model': 'm', 'messages': [USER]})
+      assert seen == ['0', '1']
+      assert await b.proxy.settle(b.session.id, interval_s=0.05)
+      assert [c.status for c in b.calls()] == ['aborted', 'ok']
+      assert b.calls()[1].retry_of == 'c0'
+
+
+async def _kept(seen, request):
+  seen.append(request.headers['x-stainless-retry-count'])
+
+
 async def test_same_answers_are_told_apart_by_their_ids(bench):
   async with bench(
     [call('ls', thinking='A'), call('ls', thinking='B'), 'x']
@@ -324,6 +369,7 @@ async def test_a_message_moved_to_the_end_stays_where_it_stood(bench):
 def test_rules_by_name():
   assert rules.Rules(('openclaw_clock', '-billing')).names == (
     'cache_control',
+    'text_in_result',
     'openclaw_clock',
   )
   from clawjax import errors
