@@ -345,7 +345,7 @@ def _event(kind: str, **value: Any) -> bytes:
   return b'event: ' + kind.encode() + b'\ndata: ' + data + b'\n\n'
 
 
-KEEP_ALIVE = _event('ping')
+_PING = _event('ping')
 
 
 class Stream:
@@ -359,7 +359,7 @@ class Stream:
   def opening(self, prompt_tokens: int) -> bytes:
     """What is sent at once."""
     message = {**self._message, 'usage': _usage(prompt_tokens, 1)}
-    return _event('message_start', message=message) + KEEP_ALIVE
+    return _event('message_start', message=message) + _PING
 
   def live(self, reasoning: str, text: str) -> bytes:
     """More of an answer that is not whole yet."""
@@ -417,6 +417,10 @@ class Stream:
     )
     out.append(_event('message_stop'))
     return b''.join(out)
+
+  def keep_alive(self) -> bytes:
+    """A sign of life."""
+    return _PING
 
   def failure(self, error: errors.RequestError) -> bytes:
     """An error after the headers have gone."""

@@ -289,7 +289,7 @@ class Face:
         data = stream.live(*part) if any(part) else b''
         served.own_s += time.thread_time() - begun
       if not data and time.monotonic() >= due:
-        data = dialect.KEEP_ALIVE
+        data = stream.keep_alive()
       if data:
         await exchange.send(data)
         due = 0.0

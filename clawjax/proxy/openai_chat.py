@@ -16,7 +16,7 @@ from clawjax import errors, types
 from clawjax.proxy import canonical
 
 NAME = 'chat'
-KEEP_ALIVE = b': ping\n\n'
+_PING = b': ping\n\n'
 _LEADING = ('system', 'developer')
 _FINISH = {
   'stop': 'stop',
@@ -411,6 +411,10 @@ class Stream:
     """What is sent at once."""
     del prompt_tokens
     return self._chunk({'role': 'assistant', 'content': ''})
+
+  def keep_alive(self) -> bytes:
+    """A sign of life; qwen-code counts chunks, to which no comment belongs."""
+    return _PING + self._chunk({'content': ''})
 
   def live(self, reasoning: str, text: str) -> bytes:
     """More of an answer that is not whole yet."""

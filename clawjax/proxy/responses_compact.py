@@ -16,7 +16,6 @@ from clawjax import errors
 from clawjax.proxy import canonical, openai_responses, responses_items
 
 NAME = openai_responses.NAME
-KEEP_ALIVE = openai_responses.KEEP_ALIVE
 error = openai_responses.error
 overflow = openai_responses.overflow
 FIELDS = openai_responses.FIELDS

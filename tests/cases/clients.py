@@ -258,6 +258,8 @@ class Responses:
     assert [k for k in kinds if k in ends] == [kinds[-1]]
     done, current, delta = [], None, ''
     for kind, event in zip(kinds[2:-1], got[2:-1], strict=True):
+      if kind == 'in_progress':
+        continue  # A sign of life.
       if kind == 'output_item.added':
         assert current is None and event['output_index'] == len(done)
         current, delta = event['item'], ''

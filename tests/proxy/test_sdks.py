@@ -247,3 +247,37 @@ async def test_count_tokens_is_the_prompt_length(bench):
     answer = await client.messages.create(**body, max_tokens=9)
     assert counted.input_tokens == answer.usage.input_tokens
     assert counted.input_tokens == len(b.calls()[0].prompt_ids)
+
+
+@pytest.mark.parametrize('dialect', ['anthropic', 'chat', 'responses'])
+async def test_signs_of_life_are_no_content(bench, dialect):
+  """The SDKs' own accumulators, with many of them before the answer."""
+  config = app.ProxyConfig(keep_alive_s=0.05, grace_s=0)
+  slow = {'text': '<think>\nr\n</think>\n\nHi.\n' + call('ls'), 'delay_s': 1}
+  async with bench([slow], config=config) as b:
+    asked = {'role': 'user', 'content': 'go'}
+    if dialect == 'anthropic':
+      async with b.anthropic().messages.stream(
+        model='m', max_tokens=99, messages=[asked], tools=[BASH_MESSAGES]
+      ) as stream:
+        kinds = [e.type async for e in stream]
+        answer = await stream.get_final_message()
+      got = [c.type for c in answer.content]
+      assert got == ['thinking', 'text', 'tool_use']
+      assert kinds.count('content_block_start') == 3
+    elif dialect == 'chat':
+      async with b.openai().chat.completions.stream(
+        model='m', messages=[asked], tools=[BASH]
+      ) as stream:
+        (choice,) = (await stream.get_final_completion()).choices
+      assert choice.message.content == 'Hi.'
+      assert [c.function.name for c in choice.message.tool_calls] == ['bash']
+    else:
+      async with b.openai().responses.stream(
+        model='m', input=[asked], tools=[BASH_RESPONSES]
+      ) as stream:
+        kinds = [e.type async for e in stream]
+        answer = await stream.get_final_response()
+      got = [item.type for item in answer.output]
+      assert got == ['reasoning', 'message', 'function_call']
+      assert kinds.count('response.in_progress') > 1  # One is the opening's.
