@@ -279,6 +279,7 @@ def _dq_kernel(
   acc,
   *,
   block,
+  scale,
 ):
   p = pl.program_id(1)
   flag = flags[p]
@@ -299,7 +300,7 @@ def _dq_kernel(
 
   @pl.when((flag & _LAST_BIT) != 0)
   def _():
-    dq_ref[0] = acc[...].astype(dq_ref.dtype)
+    dq_ref[0] = (acc[...] * scale).astype(dq_ref.dtype)
 
 
 def _dkv_kernel(
@@ -392,7 +393,7 @@ def _backward(options, saved, d_out):
   inputs = (scaled, k, v, ends, d_out, lse, delta)
   q_spec, k_spec, end_spec, lse_spec = _query_major_specs(C, G, block)
   (dq,) = _call(
-    functools.partial(_dq_kernel, block=block),
+    functools.partial(_dq_kernel, block=block, scale=options.scale),
     by_query,
     starts,
     grid=(H,),
@@ -406,7 +407,7 @@ def _backward(options, saved, d_out):
       lse_spec,
     ],
     out_specs=[q_spec],
-    out_shape=[jax.ShapeDtypeStruct(q.shape, jnp.float32)],
+    out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype)],
     scratch=[(block, C)],
     inputs=inputs,
     matmuls=3,
@@ -445,7 +446,6 @@ def _backward(options, saved, d_out):
     matmuls=4,
     options=options,
   )
-  dq = (dq * options.scale).astype(q.dtype)
   return dq, dk, dv, None, None, None, None
 
 

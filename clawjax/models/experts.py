@@ -17,7 +17,7 @@ All ways in `run` give the same numbers (tested); they differ in speed:
           than its mean share; what is beyond goes through one expert at a
           time. No pair is sorted and hardly a weight copied, so this is the
           fastest on a CPU; forward only (the number of extra rounds is data).
-`run_sharded` does the same on a mesh, with the experts spread over it.
+exchange.py does the same on a mesh, with the experts spread over it.
 
 Axes: N tokens, D width, X experts, A experts per token, F expert width,
 M = N A pairs of a token and one of its experts, R rows received from elsewhere,
@@ -27,11 +27,10 @@ P blocks of S slots.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 NOT_REPLAYED = -1
 
@@ -123,8 +122,7 @@ def run(
     else:
       return _roomy(x_ND, weights, expert_NA, gate_NA)
   if impl in ('block', 'ragged'):
-    grouped = _block if impl == 'block' else _ragged
-    out_NAD = grouped(x_ND, weights, expert_NA)
+    out_NAD = run_pairs(x_ND, weights, expert_NA, impl)
     return jnp.einsum('nad,na->nd', out_NAD, gate_NA)
   if impl == 'gather':
     picked = Weights(*(w[expert_NA] for w in weights))
@@ -171,6 +169,18 @@ def _few(tokens: int, experts_per_token: int, experts: int) -> bool:
 
 
 # ---- pairs grouped by expert -----------------------------------------------
+
+
+def run_pairs(
+  x_ND: jax.Array, weights: Weights, expert_NA: jax.Array, impl: str
+) -> jax.Array:
+  """Outputs [N, A, D] of every pair, not yet weighed; an id of X gives zeros.
+
+  Args:
+    impl: 'block' or 'ragged'.
+  """
+  grouped = _block if impl == 'block' else _ragged
+  return grouped(x_ND, weights, expert_NA)
 
 
 def _roomy(x_ND, weights, expert_NA, gate_NA):
@@ -225,21 +235,21 @@ def _roomy(x_ND, weights, expert_NA, gate_NA):
 
 
 def _ragged(x_ND, weights, expert_NA):
-  """Outputs of every pair; an expert id of X means none, and gives zeros."""
+  """See `run_pairs`."""
   n, a = expert_NA.shape
   experts = weights.gate_XDF.shape[0]
   flat_M = expert_NA.reshape(-1)
   order_M = jnp.argsort(flat_M, stable=True)
-  place_M = _inverse(order_M)
+  place_M = inverse(order_M)
   sizes_X = jnp.bincount(flat_M, length=experts).astype(jnp.int32)
-  x_MD = _spread(x_ND, place_M.reshape(n, a), order_M)
+  x_MD = spread(x_ND, place_M.reshape(n, a), order_M)
   hidden_MF = jax.nn.silu(jax.lax.ragged_dot(x_MD, weights.gate_XDF, sizes_X))
   hidden_MF *= jax.lax.ragged_dot(x_MD, weights.up_XDF, sizes_X)
   out_MD = jax.lax.ragged_dot(hidden_MF, weights.down_XFD, sizes_X)
   # Rows past the last group: a kernel may leave anything there.
   used_M = jnp.arange(n * a) < sizes_X.sum()
   out_MD = jnp.where(used_M[:, None], out_MD, 0)
-  return _collect(out_MD, place_M.reshape(n, a), order_M)
+  return collect(out_MD, place_M.reshape(n, a), order_M)
 
 
 def _block(x_ND, weights, expert_NA):
@@ -262,11 +272,11 @@ def _block(x_ND, weights, expert_NA):
   slot_M = jnp.where(sorted_M < experts, slot_M, count * size)
   pair_S = jnp.full(count * size, n * a, jnp.int32).at[slot_M].set(order_M)
   slot_NA = jnp.zeros(n * a, jnp.int32).at[order_M].set(slot_M).reshape(n, a)
-  x_PSD = _spread(x_ND, slot_NA, pair_S).reshape(count, size, -1)
+  x_PSD = spread(x_ND, slot_NA, pair_S).reshape(count, size, -1)
   hidden_PSF = jax.nn.silu(jnp.matmul(x_PSD, weights.gate_XDF[expert_P]))
   hidden_PSF *= jnp.matmul(x_PSD, weights.up_XDF[expert_P])
   out_PSD = jnp.matmul(hidden_PSF, weights.down_XFD[expert_P])
-  return _collect(out_PSD.reshape(count * size, -1), slot_NA, pair_S)
+  return collect(out_PSD.reshape(count * size, -1), slot_NA, pair_S)
 
 
 def _block_size(pairs: int, experts: int) -> int:
@@ -277,7 +287,7 @@ def _block_size(pairs: int, experts: int) -> int:
   return 16
 
 
-def _inverse(order: jax.Array) -> jax.Array:
+def inverse(order: jax.Array) -> jax.Array:
   """The inverse of a permutation."""
   places = jnp.arange(order.shape[0], dtype=order.dtype)
   return jnp.zeros_like(order).at[order].set(places, unique_indices=True)
@@ -288,157 +298,47 @@ def _inverse(order: jax.Array) -> jax.Array:
 # are one to one, so each direction can be the other's transpose as a gather.
 
 
+# Where there are as many slots as pairs every index is in range, and nothing is
+# filled in.
+
+
 @jax.custom_vjp
-def _spread(x_ND, slot_NA, pair_S):
-  """Row of the pair in each slot; zeros in empty slots (pair N A)."""
-  return _rows(x_ND, pair_S // slot_NA.shape[1])
+def spread(x_ND: jax.Array, slot_NA: jax.Array, pair_S: jax.Array) -> jax.Array:
+  """Row of the pair in each slot [S, D]; zeros in empty slots (pair N A)."""
+  return _rows(x_ND, pair_S // slot_NA.shape[1], pair_S.size == slot_NA.size)
 
 
 def _spread_bwd(slot_NA, grad_SD):
-  return _rows(grad_SD, slot_NA).sum(1), None, None
+  full = len(grad_SD) == slot_NA.size
+  return _rows(grad_SD, slot_NA, full).sum(1), None, None
 
 
-_spread.defvjp(
-  lambda x, slot_NA, pair_S: (_spread(x, slot_NA, pair_S), slot_NA),
+spread.defvjp(
+  lambda x, slot_NA, pair_S: (spread(x, slot_NA, pair_S), slot_NA),
   _spread_bwd,
 )
 
 
 @jax.custom_vjp
-def _collect(out_SD, slot_NA, pair_S):
+def collect(
+  out_SD: jax.Array, slot_NA: jax.Array, pair_S: jax.Array
+) -> jax.Array:
   """Result of each (token, expert) pair; zeros where it has no slot."""
-  return _rows(out_SD, slot_NA)
+  return _rows(out_SD, slot_NA, pair_S.size == slot_NA.size)
 
 
 def _collect_bwd(pair_S, grad_NAD):
-  return _rows(grad_NAD.reshape(-1, grad_NAD.shape[-1]), pair_S), None, None
+  grad_MD = grad_NAD.reshape(-1, grad_NAD.shape[-1])
+  return _rows(grad_MD, pair_S, pair_S.size == len(grad_MD)), None, None
 
 
-_collect.defvjp(
-  lambda out, slot_NA, pair_S: (_collect(out, slot_NA, pair_S), pair_S),
+collect.defvjp(
+  lambda out, slot_NA, pair_S: (collect(out, slot_NA, pair_S), pair_S),
   _collect_bwd,
 )
 
 
-def _rows(x, index):
+def _rows(x, index, full=False):
+  if full:
+    return jnp.take(x, index, axis=0, mode='clip')
   return jnp.take(x, index, axis=0, mode='fill', fill_value=0)
-
-
-# ---- on a mesh -------------------------------------------------------------
-
-
-def run_sharded(
-  x_BTD: jax.Array,
-  weights: Weights,
-  routing: Routing,
-  sharding: Any,
-  *,
-  impl: str = 'auto',
-  exchange: str = 'auto',
-) -> jax.Array:
-  """`run` with tokens, experts and expert width spread over a mesh.
-
-  Each device holds X / P experts (P along the mesh's expert axis) and its own
-  tokens. A pair travels to the device of its expert and its result back. What
-  a device may receive is bounded only by the worst case (every token of the P
-  devices choosing its experts), because a smaller buffer would drop tokens.
-
-  Args:
-    x_BTD: inputs.
-    weights: global, X cut along 'expert', F along 'expert_mlp'.
-    routing: with leading [B, T] instead of N.
-    sharding: a `sharding.Sharding`.
-    impl: how a device runs its experts.
-    exchange: 'ragged' sends what there is (`ragged_all_to_all`: TPU and GPU);
-      'padded' sends whole buffers, and runs anywhere; 'auto' by platform.
-  """
-  ep, tensor = sharding.axes('expert'), sharding.axes('expert_mlp')
-  if exchange == 'auto':
-    exchange = 'padded' if jax.default_backend() == 'cpu' else 'ragged'
-  tokens = PartitionSpec(sharding.axes('batch'), sharding.axes('length'), None)
-  wide = PartitionSpec(ep, None, tensor)
-  high = PartitionSpec(ep, tensor, None)
-
-  def body(x_BTD, gate, up, down, expert_BTA, gate_BTA):
-    x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
-    picks = expert_BTA.shape[-1]
-    here = Weights(gate, up, down)
-    local = Routing(
-      expert_BTA.reshape(-1, picks),
-      gate_BTA.reshape(-1, picks),
-      jnp.zeros((0,)),
-    )
-    if ep:
-      y_ND = _exchanged(x_ND, here, local, ep, impl, exchange)
-    else:
-      y_ND = run(x_ND, here, local, impl=impl)
-    if tensor:
-      y_ND = jax.lax.psum(y_ND, tensor)
-    return y_ND.reshape(x_BTD.shape)
-
-  return jax.shard_map(
-    body,
-    mesh=sharding.mesh,
-    in_specs=(tokens, wide, wide, high, tokens, tokens),
-    out_specs=tokens,
-    check_vma=False,
-  )(x_BTD, *weights, routing.expert_NA, routing.gate_NA)
-
-
-def _exchanged(x_ND, weights, routing, axis, impl, exchange):
-  """Sends pairs to their experts' devices, runs them there, brings them back.
-
-  Every buffer has one region per peer, as long as the worst case, in which the
-  pairs lie sorted by expert; so the counts alone tell where each pair is.
-  """
-  n, a = routing.expert_NA.shape
-  width = x_ND.shape[1]
-  local = weights.gate_XDF.shape[0]
-  peers = jax.lax.axis_size(axis)
-  room = n * min(a, local)  # pairs that one peer can have for another
-  flat_M = routing.expert_NA.reshape(-1)
-  order_M = jnp.argsort(flat_M, stable=True)
-  counts_X = jnp.bincount(flat_M, length=peers * local).astype(jnp.int32)
-  # counts[s, x]: pairs of peer s for my x-th expert.
-  mine_X = jax.lax.all_to_all(
-    counts_X.reshape(peers, local), axis, 0, 0, tiled=True
-  )
-  sent = counts_X.reshape(peers, local).sum(1)
-  start = jnp.cumsum(sent) - sent
-  # My sorted pairs, region by region.
-  dest_M = flat_M[order_M] // local
-  slot_M = dest_M * room + jnp.arange(n * a) - start[dest_M]
-  pair_R = jnp.full(peers * room, n * a, jnp.int32).at[slot_M].set(order_M)
-  slot_NA = jnp.zeros(n * a, jnp.int32).at[order_M].set(slot_M).reshape(n, a)
-  out_RD = _spread(x_ND, slot_NA, pair_R)
-  got = mine_X.sum(1)
-  in_RD = _swap(out_RD, sent, got, axis, room, exchange)
-  # Which of my experts each received row is for; `local` where there is none.
-  rank = jnp.arange(room)
-  ends = jnp.cumsum(mine_X, axis=1)
-  expert_R = (rank[None, :, None] >= ends[:, None, :]).sum(-1).reshape(-1)
-  if impl == 'auto':
-    impl = choose(expert_R.shape[0], local, 1)
-  grouped = _ragged if impl == 'ragged' else _block
-  done_RD = grouped(in_RD, weights, expert_R[:, None])[:, 0]
-  back_RD = _swap(done_RD, got, sent, axis, room, exchange)
-  out_NAD = _collect(back_RD.reshape(-1, width), slot_NA, pair_R)
-  gate_NA = routing.gate_NA.astype(x_ND.dtype)
-  return jnp.einsum('nad,na->nd', out_NAD, gate_NA)
-
-
-def _swap(rows_RD, sent, got, axis, room, exchange):
-  """Region p of mine becomes region (me) of peer p's."""
-  if exchange == 'padded':
-    return jax.lax.all_to_all(rows_RD, axis, 0, 0, tiled=True)
-  regions = jnp.arange(sent.shape[0], dtype=jnp.int32) * room
-  me = jax.lax.axis_index(axis).astype(jnp.int32)
-  return jax.lax.ragged_all_to_all(
-    rows_RD,
-    jnp.zeros_like(rows_RD),
-    regions,
-    sent,
-    jnp.full_like(regions, me * room),
-    got,
-    axis_name=axis[0],
-  )

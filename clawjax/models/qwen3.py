@@ -43,7 +43,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from clawjax.errors import ConfigError
-from clawjax.models import embedding, experts, rope
+from clawjax.models import embedding, exchange, experts, rope
 from clawjax.models.config import PRESETS, Config, RopeScaling
 
 __all__ = [
@@ -361,7 +361,7 @@ def _moe(layer, config, x_BTD, replay_BTA, sharding):
     *(layer[name].astype(dtype) for name in ('gate', 'up', 'down'))
   )
   if sharding is not None:
-    y_BTD = experts.run_sharded(
+    y_BTD = exchange.run_sharded(
       x_BTD, weights, routing, sharding, impl=config.expert_impl
     )
     return y_BTD, routing.expert_NA

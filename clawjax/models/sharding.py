@@ -245,10 +245,12 @@ class Sharding:
     """Runs `attention(q, k, v, *per_row)` on whole rows and some heads.
 
     Between attentions the slots of a row are spread over the context axis.
-    Inside, each device needs all slots of some query heads, so queries go
-    through an all-to-all (slots for heads) and keys and values, few with GQA,
-    are gathered. Every device then has the same work whatever the tree, and
-    any kernel serves.
+    Inside, each device needs all slots of some query heads and of their key
+    heads, so queries, keys and values go through an all-to-all (slots for
+    heads). Where devices outnumber key heads, each of these is first repeated,
+    once per device that needs it: that still moves less than gathering all key
+    heads everywhere would. Every device then has the same work whatever the
+    tree, and any kernel serves.
 
     Args:
       attention: [B, T, H', C], [B, T, K', C] x 2, per-row arrays [B, T] ->
@@ -266,35 +268,32 @@ class Sharding:
         f'{config.heads} query heads cannot be spread over {tensor} and '
         f'{context}, {cuts} devices'
       )
-    kv_tensor = self.axes('kv_heads')
     heads_here = config.heads // cuts
     group = config.heads // config.kv_heads
-    kv_here = max(1, heads_here // group)
-    if heads_here % kv_here or (heads_here < group and group % heads_here):
+    if max(heads_here, group) % min(heads_here, group):
       raise ConfigError(
         f'{heads_here} query heads per device do not share whole key heads '
         f'({group} query heads per key head)'
       )
-
-    def body(q, k, v, *per_row):
-      # Which of the key heads at hand belong to the query heads at hand.
-      first = jax.lax.axis_index(tensor + context) if cuts > 1 else 0
-      first = first * heads_here // group
-      if kv_tensor:
-        first -= jax.lax.axis_index(kv_tensor) * k.shape[2]
-      pick = lambda x: jax.lax.dynamic_slice_in_dim(x, first, kv_here, 2)  # noqa: E731
-      return attention(q, pick(k), pick(v), *per_row)
-
-    q_spec = PartitionSpec(rows, None, tensor + context, None)
-    kv_spec = PartitionSpec(rows, None, kv_tensor, None)
+    repeats = max(1, group // heads_here)
+    heads = PartitionSpec(rows, None, tensor + context, None)
+    here = PartitionSpec(rows, context, self.axes('kv_heads'), None)
 
     def run(q, k, v, *per_row):
+      if repeats > 1:
+        # Repeated where it is, and only then sent.
+        k, v = (
+          jax.lax.with_sharding_constraint(
+            jnp.repeat(x, repeats, axis=2), NamedSharding(self.mesh, here)
+          )
+          for x in (k, v)
+        )
       row_spec = PartitionSpec(rows, None)
       return jax.shard_map(
-        body,
+        attention,
         mesh=self.mesh,
-        in_specs=(q_spec, kv_spec, kv_spec, *(row_spec for _ in per_row)),
-        out_specs=q_spec,
+        in_specs=(heads, heads, heads, *(row_spec for _ in per_row)),
+        out_specs=heads,
         check_vma=False,
       )(q, k, v, *per_row)
 
@@ -305,8 +304,8 @@ class Sharding:
 
     Left to the partitioner, devices that share a row would each compute the
     logits of all its terms, or exchange partial ones at every chunk. Here each
-    has its own terms, the row's hidden states and the output matrix; what flows
-    back into those two is summed once.
+    has its own terms, the row's hidden states and the output matrix, and gathers
+    both itself: so on the way back their gradients are summed and cut at once.
 
     Args:
       read: (hidden [B, T, D], unembed [D, V], tokens [B, T], parent [B, T],
@@ -316,20 +315,30 @@ class Sharding:
       A function with the same signature on global arrays.
     """
     rows = self.axes('batch')
-    beside = (*self.axes('length'), *self.axes('heads'))
+    length = self.axes('length')
+    beside = (*length, *self.axes('heads'))
     row = PartitionSpec(rows, None)
     term = PartitionSpec(rows, beside)
     cuts = self.size(*beside)
+    wide, vocab = self.axes('embed'), self.axes('vocab')
+
+    def gathered(hidden, unembed, *rest):
+      if length:
+        hidden = jax.lax.all_gather(hidden, length, axis=1, tiled=True)
+      for axis, names in enumerate((wide, vocab)):
+        if names:
+          unembed = jax.lax.all_gather(unembed, names, axis=axis, tiled=True)
+      return read(hidden, unembed, *rest)
 
     def run(hidden, unembed, tokens, parent, term_slot):
       count = term_slot.shape[1]
       padded = jnp.pad(term_slot, ((0, 0), (0, -count % cuts)))
       out = jax.shard_map(
-        read,
+        gathered,
         mesh=self.mesh,
         in_specs=(
-          PartitionSpec(rows, None, None),
-          PartitionSpec(None, None),
+          PartitionSpec(rows, length, None),
+          self.spec(('embed', 'vocab')),
           row,
           row,
           term,
