@@ -178,11 +178,13 @@ class Driven(NamedTuple):
     calls: as recorded.
     returncode: of the last process; 124 when it was killed.
     ended: that status means that it ended by itself.
+    refused: requests that were told that the window is full.
   """
 
   calls: tuple[types.Call, ...]
   returncode: int
   ended: bool
+  refused: int
 
 
 async def drive(
@@ -193,6 +195,7 @@ async def drive(
   timeout_s: float = 300.0,
   bodies: str = '',
   files: Mapping[str, str] = MappingProxyType({}),
+  token_budget: int | None = None,
 ) -> Driven:
   """Runs an installed harness against scripted answers.
 
@@ -203,6 +206,7 @@ async def drive(
     timeout_s: after which a process is killed.
     bodies: folder for the request bodies, '' for none.
     files: relative path -> text, in the workspace before it starts.
+    token_budget: of the session, see `Proxy.open`.
   """
   tokenizer = tokenizers.load('tiny')
   client = scripted.ScriptedClient(answers, tokenizer, window=262144)
@@ -211,6 +215,7 @@ async def drive(
     f'conformance/{made.name}',
     rules=tuple(made.rules),
     metadata={'instruction': turns[0]},
+    token_budget=token_budget,
   )
   face = keeping(proxy.app, pathlib.Path(bodies)) if bodies else proxy.app
   with (
@@ -223,7 +228,8 @@ async def drive(
       plan = made.plan(turns, base_url=url + session.path)
       code = await _run_plan(plan, home, workspace, timeout_s)
       await proxy.settle(session.id)
-  return Driven(proxy.calls(session.id), code, code in plan.ok_codes)
+  refused = proxy.stats(session.id).refused
+  return Driven(proxy.calls(session.id), code, code in plan.ok_codes, refused)
 
 
 async def run(
@@ -253,7 +259,7 @@ async def run(
   if not made.installed():
     made.install()
   answers = script(name, mcp=bool(mcp))
-  calls, code, ended = await drive(
+  calls, code, ended, _ = await drive(
     made,
     answers,
     timeout_s=timeout_s,

@@ -124,7 +124,7 @@ async def record() -> dict[str, Any]:
   made = harness.load('claude_code')
   made.env['CLAUDE_CODE_DISABLE_BACKGROUND_TASKS'] = '1'
   with tempfile.TemporaryDirectory() as folder:
-    calls, code, _ = await conformance.drive(
+    calls, code, *_ = await conformance.drive(
       made,
       ANSWERS,
       TURNS,

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import fcntl
 import json
+import os
 import sys
 
 import pytest
@@ -56,6 +57,56 @@ async def test_slow(case):
   await check(*case)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('case', FAST + SLOW, ids=ids)
+async def test_a_spent_budget_ends_the_program(case):
+  """It calls tools for ever; told that its window is full, it stops."""
+  name, options = case
+  made = installed(name, options)
+  driven = await conformance.drive(
+    made, conformance.script(name)[:1], timeout_s=900, token_budget=150
+  )
+  assert driven.returncode != 124
+  sampled = [len(c.sample.token_ids) for c in driven.calls if c.sample]
+  assert sum(sampled) == 150
+  assert driven.refused < 20  # Claude Code asks eleven times.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'case',
+  [('claude_code', {}, 'stdio'), ('codex', {'variant': 'trimmed'}, 'http')],
+  ids=lambda case: f'{case[0]}-{case[2]}',
+)
+async def test_with_an_mcp_server(case):
+  name, options, transport = case
+  installed(name, options)
+  report = await conformance.run(name, options, timeout_s=900, mcp=transport)
+  assert report.ok and report.mcp == conformance.MCP_CALLS
+  assert report.account.delivered == report.account.sampled > 0
+
+
+# What client timers count is not bytes: see the dialects' `keep_alive`.
+TIMERS = [c for c in FAST + SLOW if c[0] in ('codex', 'qwen_code', 'opencode')]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+  os.environ.get('RUN_TEN_MINUTES') != '1', reason='RUN_TEN_MINUTES=1 runs it'
+)
+async def test_nobody_gives_up_on_a_ten_minute_answer():
+  async def one(name, options):
+    made = installed(name, options)
+    first, *_, last = conformance.script(name)
+    driven = await conformance.drive(
+      made, [{**first, 'delay_s': 610}, last], timeout_s=1500
+    )
+    assert [c.status for c in driven.calls] == ['ok', 'ok'], name
+    assert driven.ended and driven.calls[0].end - driven.calls[0].start > 600
+
+  await asyncio.gather(*(one(*case) for case in TIMERS))
+
+
 QUITTER = """
 import json, pathlib, sys, urllib.request
 body = json.dumps({'messages': [{'role': 'user', 'content': sys.argv[2]}]})
@@ -77,7 +128,7 @@ async def test_a_program_that_stops_early_is_seen(tmp_path):
     argv=(sys.executable, str(script), '{base_url}', '{prompt}'),
     fixed_version='1',
   )
-  calls, code, ended = await conformance.drive(
+  calls, code, ended, _ = await conformance.drive(
     made,
     ['one', 'two'],
     bodies=str(tmp_path / 'bodies'),
@@ -132,7 +183,7 @@ async def test_a_timeout_ends_all_that_a_program_started(tmp_path):
   seconds = 1.0
   while True:  # Until it is long enough on this machine for both to start.
     driven = await conformance.drive(made, ['one'], timeout_s=seconds)
-    assert driven == ((), 124, False)
+    assert driven == ((), 124, False, 0)
     if (tmp_path / 'lock.ready').exists():
       break
     seconds *= 4
