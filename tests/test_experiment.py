@@ -155,3 +155,19 @@ def test_judges_of_an_experiment(tmp_path):
   generated.judge.models = ('a',)
   with pytest.raises(errors.ConfigError, match='no rubric'):
     config.build(experiment.Experiment, generated)
+
+
+def test_every_harness_is_dealt_every_family():
+  from clawjax.tasks import synth
+
+  tasks = synth.tasks('train', count=540)
+  dealt = experiment.deal(len(tasks), 3, seed=0)
+  assert [int((dealt == k).sum()) for k in range(3)] == [180] * 3
+  counts = {}
+  for task, k in zip(tasks, dealt, strict=True):
+    family = task.id.split('/')[1].split('-')[0]
+    counts.setdefault(family, [0, 0, 0])[k] += 1
+  assert len(counts) == 9
+  # 60 of a family; 20 for a harness with a deviation of 3.6.
+  assert all(5 < n < 35 for by_hand in counts.values() for n in by_hand)
+  assert set(experiment.deal(9, 1, seed=0)) == {0}

@@ -179,29 +179,31 @@ def _supervise(run: parts.Run) -> None:
 def _played(run: parts.Run) -> list[types.Rollout]:
   """Trajectories of the scripted expert, through harness and sandbox.
 
-  The tasks are dealt out over the harnesses, one after the other.
+  The tasks are dealt out over the harnesses in a seeded order: they come family
+  by family, and one after the other each harness would see some families only.
   """
   experiment = run.experiment
   tasks = parts.make_tasks(experiment, 'train', experiment.expert.trajectories)
   by_id = {task.id: (i, task) for i, task in enumerate(tasks)}
+  harnesses = parts.make_harnesses(experiment)
+  dealt = deal(len(tasks), len(harnesses), experiment.expert.seed)
 
   def script(rollout_id: str) -> Sequence[types.Message]:
     # 'expert/synth/copy-123/0~1' -> 'synth/copy-123'
     i, task = by_id['/'.join(rollout_id.split('/')[1:-1])]
     rng = np.random.default_rng([experiment.expert.seed, i])
     turns = synth.expert(task, rng=rng, skill=experiment.expert.skill)
-    return expert.spoken(turns, harnesses[i % len(harnesses)].name)
+    return expert.spoken(turns, harnesses[dealt[i]].name)
 
   client = expert.ExpertClient(
     run.tokenizer, script, window=experiment.engine.window
   )
-  harnesses = parts.make_harnesses(experiment)
   played: list[types.Rollout] = []
   with parts.rollout_service(run, client, harnesses) as rollouts:
     for k, harness in enumerate(harnesses):
       played += sft.capture(
         rollouts,
-        tasks[k :: len(harnesses)],
+        [task for task, place in zip(tasks, dealt, strict=True) if place == k],
         harness,
         prefix='expert',
         run_dir=run.run_dir,
@@ -212,3 +214,9 @@ def _played(run: parts.Run) -> list[types.Rollout]:
     f' {np.mean([r.reward for r in played]):.3f}'
   )
   return played
+
+
+def deal(count: int, hands: int, seed: int) -> np.ndarray:
+  """int [count], the hand of each thing; hands differ by one at most."""
+  order = np.random.default_rng([seed, 4]).permutation(count)
+  return order % hands
