@@ -44,7 +44,7 @@ class BwrapSandbox:
     self.uid: int | None = None
     self.facts: dict | None = None
     self._running: set[bwrap_exec.Handle] = set()
-    self._lock = asyncio.Lock()
+    self._end: asyncio.Task | None = None
     self._gone = False
 
   def make(self) -> None:
@@ -280,24 +280,28 @@ class BwrapSandbox:
       handle.kill()
 
   async def destroy(self) -> None:
-    """See `base.Sandbox`."""
-    async with self._lock:
-      if self._gone:
-        return
-      self.kill()
-      for _ in range(500):
-        if not self._running:
-          break
-        await asyncio.sleep(0.01)
-      if self.facts is not None:
-        try:
-          await process.apart(self.backend.undo, self.record, self.facts)
-        except OSError as e:
-          raise SandboxError(f'destroying {self.id}: {e}') from e
-      elif self.uid is not None:
-        self.backend.uids.release(self.uid)
-      self._gone = True
-      self.backend.live.pop(self.id, None)
+    """See `base.Sandbox`; goes on when its caller is cancelled."""
+    if self._gone:
+      return
+    if self._end is None or self._end.done():
+      self._end = process.alone(self._destroy())
+    await asyncio.shield(self._end)
+
+  async def _destroy(self) -> None:
+    self.kill()
+    for _ in range(500):
+      if not self._running:
+        break
+      await asyncio.sleep(0.01)
+    if self.facts is not None:
+      try:
+        await process.apart(self.backend.undo, self.record, self.facts)
+      except OSError as e:
+        raise SandboxError(f'destroying {self.id}: {e}') from e
+    elif self.uid is not None:
+      self.backend.uids.release(self.uid)
+    self._gone = True
+    self.backend.live.pop(self.id, None)
 
   def _check(self) -> None:
     if self._gone:

@@ -12,7 +12,8 @@ Without an image a host's own `/usr` is bound read-only into an empty image that
 is made on the spot, which is the bubblewrap backend's root and needs no
 registry. A remote host needs an image that holds the harnesses (such as that of
 `launch/docker`), and the proxy's socket at the same path (for example by
-`ssh -R`).
+`ssh -R`). A host behind ssh needs no more than a login that may use Docker
+(`docker_ssh.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clawjax.errors import SandboxError
-from clawjax.sandbox import base, leases, process
+from clawjax.sandbox import base, docker_ssh, leases, process
 from clawjax.sandbox.docker_sandbox import LABEL, DockerSandbox, owner, remove
 
 __all__ = ['LABEL', 'DockerBackend', 'owner']
@@ -43,6 +44,14 @@ class _Host:
   secure: bool = False
   live: int = 0
   fault: str = ''
+  tunnel: docker_ssh.Tunnel | None = None
+
+  def close(self) -> None:
+    """Lets go of the daemon."""
+    if self.client is not None:
+      self.client.close()
+    if self.tunnel is not None:
+      self.tunnel.close()
 
 
 def _dead(label: str) -> bool:
@@ -63,6 +72,7 @@ class DockerBackend:
     image: image of the sandboxes, with sh, tar and python3: a name, or
       'build:FOLDER' for one with a Dockerfile; '' binds the host's /usr.
     tls: keyword arguments of `docker.tls.TLSConfig` for `tcp://` hosts.
+    ssh: arguments of the `ssh` program for `ssh://` hosts.
     timeout_s: of one request to a daemon.
   """
 
@@ -74,19 +84,28 @@ class DockerBackend:
     hosts: Sequence[str] = ('',),
     image: str = '',
     tls: Mapping[str, Any] | None = None,
+    ssh: Sequence[str] = (),
     timeout_s: float = 120.0,
   ):
     self.urls, self.image = tuple(hosts), image
-    self.tls, self.timeout_s = tls, timeout_s
+    self.tls, self.ssh, self.timeout_s = tls, tuple(ssh), timeout_s
     self.live: dict[str, DockerSandbox] = {}
     self._hosts: list[_Host] | None = None
     self._lock = threading.Lock()
 
   def _open(self) -> list[_Host]:
-    """Connects to the hosts, once. Raises `SandboxError`."""
+    """Connects to the hosts, once, and again where an ssh has ended.
+
+    Raises:
+      SandboxError: none of them answers.
+    """
     with self._lock:
       if self._hosts is None:
         self._hosts = [self._connect(url) for url in self.urls]
+      for i, host in enumerate(self._hosts):
+        if host.tunnel is not None and host.tunnel.ended:
+          host.close()
+          self._hosts[i] = self._connect(host.asked)
     good = [h for h in self._hosts if not h.fault]
     if not good:
       faults = '; '.join(f'{h.url}: {h.fault}' for h in self._hosts)
@@ -104,13 +123,17 @@ class DockerBackend:
         'the docker backend needs the Docker SDK: `pip install docker`'
       ) from e
     shown = url or os.environ.get('DOCKER_HOST', 'the default socket')
+    tunnel = None
     try:
-      if url:
-        if url.startswith('unix://'):
-          _knock(url.removeprefix('unix://'))
-        secure = self.tls and url.startswith('tcp:')
+      if shown.startswith('ssh:'):
+        tunnel = docker_ssh.Tunnel(shown, options=self.ssh)
+      if tunnel or url:
+        base_url = tunnel.url if tunnel else url
+        if base_url.startswith('unix://'):
+          _knock(base_url.removeprefix('unix://'))
+        secure = self.tls and base_url.startswith('tcp:')
         client = docker.DockerClient(
-          base_url=url,
+          base_url=base_url,
           timeout=self.timeout_s,
           tls=_tls(self.tls) if secure else False,
         )
@@ -118,9 +141,15 @@ class DockerBackend:
         client = docker.from_env(timeout=self.timeout_s)
       _one_pool(client)
       client.ping()
-    except Exception as e:  # docker, requests, paramiko: each has its own
-      return _Host(shown, None, url, fault=str(e).split('\n')[0])
-    return _Host(shown, client, url, client.api.base_url.startswith('https:'))
+    except Exception as e:  # docker, requests, ssh: each has its own
+      fault = str(e).split('\n')[0]
+      if tunnel is not None:
+        why = tunnel.said() or fault
+        fault = f'no daemon at {tunnel.daemon} over there: {why}'
+        tunnel.close()
+      return _Host(shown, None, url, fault=fault)
+    secure = client.api.base_url.startswith('https:')
+    return _Host(shown, client, url, secure, tunnel=tunnel)
 
   async def probe(self) -> base.Probe:
     """See `base.Backend`."""
@@ -153,7 +182,7 @@ class DockerBackend:
       host.live += 1
       self.live[sandbox.id] = sandbox
       try:
-        await process.apart(sandbox.make)
+        await process.whole(process.apart(sandbox.make))
         return sandbox
       except BaseException as e:
         with contextlib.suppress(SandboxError):
@@ -186,7 +215,7 @@ class DockerBackend:
       with contextlib.suppress(docker.errors.NotFound):
         remove(host.client.containers.get(sandbox.id))
     finally:
-      host.client.close()
+      host.close()
 
   def _sweep(self) -> int:
     count = 0
@@ -198,6 +227,7 @@ class DockerBackend:
         if _dead(container.labels[LABEL]):
           remove(container)
           count += 1
+    leases.remove_empty(leases.default_root())
     return count
 
   async def close(self) -> None:
@@ -208,8 +238,7 @@ class DockerBackend:
       with contextlib.suppress(Exception):  # the next start sweeps, too
         await self.sweep()
     for host in self._hosts or ():
-      if host.client is not None:
-        await asyncio.to_thread(host.client.close)
+      await asyncio.to_thread(host.close)
     self._hosts = None
 
 

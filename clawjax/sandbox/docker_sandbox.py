@@ -76,6 +76,7 @@ class DockerSandbox:
     self._kills = 0
     self._cpu_s = 0.0
     self._gone = False
+    self._end: asyncio.Task | None = None
 
   def make(self) -> None:
     """Blocking part of the creation."""
@@ -401,7 +402,12 @@ class DockerSandbox:
       time.sleep(0.2)
 
   async def destroy(self) -> None:
-    """See `base.Sandbox`."""
+    """See `base.Sandbox`; goes on when its caller is cancelled."""
+    if self._end is None or (self._end.done() and not self._gone):
+      self._end = process.alone(self._destroy())
+    await asyncio.shield(self._end)
+
+  async def _destroy(self) -> None:
     if self._gone:
       return
     self._gone = True

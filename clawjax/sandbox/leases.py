@@ -101,6 +101,13 @@ def dead_runs(root: pathlib.Path) -> Iterator[pathlib.Path]:
       yield path
 
 
+def remove_empty(root: pathlib.Path) -> None:
+  """Removes dead run folders in which no sandbox is recorded."""
+  for path in dead_runs(root):
+    if not list(path.glob('*.sandbox')):
+      files.remove(path)
+
+
 class Uids:
   """Leases uids, one per live sandbox, over all processes of this machine."""
 

@@ -13,7 +13,13 @@ import dataclasses
 import pathlib
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+  Awaitable,
+  Callable,
+  Coroutine,
+  Mapping,
+  Sequence,
+)
 from typing import Any, TypeVar
 
 T = TypeVar('T')
@@ -170,6 +176,14 @@ async def apart(work: Callable[..., T], *args: Any) -> T:
   return await future
 
 
+def alone(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+  """A task that goes on whoever stops waiting for it (`asyncio.shield`)."""
+  job = asyncio.ensure_future(work)
+  # Seen: there may be nobody left whom a fault could be told.
+  job.add_done_callback(lambda job: job.cancelled() or job.exception())
+  return job
+
+
 async def whole(work: Awaitable[T]) -> T:
   """Awaits `work`, to its end even when cancelled; then it is cancelled.
 
@@ -184,7 +198,7 @@ async def whole(work: Awaitable[T]) -> T:
       with contextlib.suppress(asyncio.CancelledError):
         await asyncio.wait([job])
     if not job.cancelled():
-      job.exception()  # seen: it does not matter any more
+      job.exception()  # seen, as above
     raise
 
 

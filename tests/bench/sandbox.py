@@ -163,7 +163,12 @@ async def lives(backend, count: int, slots: int) -> list[str]:
         span_s = time.perf_counter() - start
       return end
 
-  return await asyncio.gather(*(life(i) for i in range(count)))
+  ends = await asyncio.gather(*(life(i) for i in range(count)))
+  for _ in range(1200):  # destructions go on without their owners
+    if not backend.live:
+      break
+    await asyncio.sleep(0.1)
+  return ends
 
 
 def left(backend) -> dict[str, int]:

@@ -304,6 +304,7 @@ async def test_a_thousand_lives_leave_nothing(bwrap, bench, lives):
   """Two of three are cut at a random moment; see the benchmark."""
   ends = await bench.lives(bwrap, lives, 16)
   assert len(ends) == lives and set(ends) == {'ended', 'killed', 'cancelled'}
+  assert not bwrap.live
   assert bench.left(bwrap) == {
     'folders': 0,
     'mounts': 0,

@@ -138,6 +138,19 @@ async def test_nothing_is_left_after_kill_9(docker_backend, dockerd):
     await asyncio.sleep(0.2)
 
 
+async def test_a_thousand_lives_leave_nothing(docker_backend, bench, lives):
+  """Two of three are cut at a random moment; see the benchmark."""
+  before = bench.held(docker_backend)
+  ends = await bench.lives(docker_backend, lives, 8)
+  assert len(ends) == lives and set(ends) == {'ended', 'killed', 'cancelled'}
+  assert not docker_backend.live
+  assert [h.live for h in docker_backend._open()] == [0]
+  end = time.monotonic() + 60  # the daemon tidies up after it has answered
+  while (after := bench.held(docker_backend)) != before:
+    assert time.monotonic() < end, {k: v - before[k] for k, v in after.items()}
+    await asyncio.sleep(0.5)
+
+
 async def test_sweep(docker_backend):
   """A container whose owner died before it was started."""
   [host] = docker_backend._open()

@@ -127,7 +127,7 @@ async def test_cpu_time_of_a_command(box):
     'import time\nend = time.process_time() + 2\n'
     'while time.process_time() < end: pass'
   )
-  busy = await box.exec(['python3', '-c', script])
+  busy = await box.exec(['python3', '-c', script], timeout_s=900)
   if busy.cpu_seconds is None:
     pytest.skip('no control groups here')
   idle = await sh(box, 'sleep 0.1')
@@ -230,9 +230,30 @@ async def test_a_creation_that_is_cancelled_leaves_nothing(
   [box] = made
   with pytest.raises(SandboxError, match='destroyed'):
     await box.exec(['true'])
-  if backend.name == 'bwrap':
-    assert not box.folder.exists() and not box.record.exists()
-  else:
-    names = {c.name for c in box.host.client.containers.list(all=True)}
-    assert box.id not in names and spare.id in names
+  assert gone(box) and not gone(spare)
   await spare.destroy()
+
+
+async def test_a_destruction_goes_on_without_its_owner(backend):
+  box = await backend.create(base.SandboxSpec())
+  work = asyncio.ensure_future(box.exec(['sleep', '1000'], timeout_s=999))
+  await asyncio.sleep(0.2)
+  job = asyncio.ensure_future(box.destroy())
+  await asyncio.sleep(0)
+  job.cancel()
+  with pytest.raises(asyncio.CancelledError):
+    await job
+  async with asyncio.timeout(60):
+    while backend.live:
+      await asyncio.sleep(0.05)
+  assert gone(box)
+  await asyncio.gather(work, return_exceptions=True)
+  await box.destroy()
+
+
+def gone(box):
+  """Whether nothing is there of a sandbox, where its backend keeps it."""
+  if box.backend.name == 'bwrap':
+    return not box.folder.exists() and not box.record.exists()
+  containers = box.host.client.containers.list(all=True, ignore_removed=True)
+  return box.id not in {c.name for c in containers}
