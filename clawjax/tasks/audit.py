@@ -238,7 +238,8 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument('path', help="folder or file of a set, or 'synth'")
   parser.add_argument('--format', default='', choices=['', *formats.FORMATS])
   parser.add_argument('--limit', type=int, default=0, help='tasks at most')
-  parser.add_argument('--count', type=int, default=45, help='of synth')
+  each = 3 * len(synth.ALL)  # Every family in every difficulty.
+  parser.add_argument('--count', type=int, default=each, help='of synth')
   parser.add_argument('--seed', type=int, default=0, help='of synth')
   parser.add_argument('--backend', default='bwrap')
   parser.add_argument('--concurrency', type=int, default=2)

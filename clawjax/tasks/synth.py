@@ -185,7 +185,10 @@ def grader_source() -> bytes:
 def everything(split: Split, *, count: int, seed: int = 0) -> list[types.Task]:
   """Tasks of all families there are, in turn over the difficulties."""
   per = -(-count // 3)
-  drawn = [tasks(split, count=per, seed=seed, difficulty=d) for d in (0, 1, 2)]
+  drawn = [
+    tasks(split, count=per, seed=seed, difficulty=d, families=list(ALL))
+    for d in (0, 1, 2)
+  ]
   return [t for group in zip(*drawn, strict=True) for t in group][:count]
 
 

@@ -155,6 +155,17 @@ def test_draws_are_seeded_and_prefix_stable():
   assert first != synth.tasks('train', count=30, seed=5)
 
 
+def test_everything_is_of_all_families_in_all_difficulties():
+  for library in OFFICE.values():
+    pytest.importorskip(library)
+  kinds = [*families.FAMILIES, *domains.FAMILIES]
+  drawn = synth.everything('train', count=3 * len(kinds))
+  assert [t.metadata['family'] for t in drawn[::3]] == kinds
+  for three in zip(drawn[::3], drawn[1::3], drawn[2::3], strict=True):
+    assert len({t.metadata['family'] for t in three}) == 1
+    assert [t.metadata['difficulty'] for t in three] == [0, 1, 2]
+
+
 def test_difficulty_adds_rows_files_and_a_step():
   easy, hard = (
     synth.tasks('train', count=36, seed=0, difficulty=d) for d in (0, 2)
