@@ -49,9 +49,9 @@ def run_sharded(
   if exchange == 'auto':
     exchange = 'padded' if jax.default_backend() == 'cpu' else 'ragged'
   tokens = PartitionSpec(sharding.axes('batch'), sharding.axes('length'), None)
-  wide = sharding.spec(('expert', 'embed', 'expert_mlp'))
-  high = sharding.spec(('expert', 'expert_mlp', 'embed'))
-  embed = sharding.axes('embed')
+  wide = sharding.spec(('expert', 'expert_embed', 'expert_mlp'))
+  high = sharding.spec(('expert', 'expert_mlp', 'expert_embed'))
+  embed = sharding.axes('expert_embed')
 
   def body(x_BTD, gate, up, down, expert_BTA, gate_BTA):
     if embed:

@@ -132,10 +132,14 @@ def table(config: Config) -> Params:
     layer['router'] = Leaf((c.width, x), ('embed', None), inner)
     if c.router_bias:
       layer['router_bias'] = Leaf((x,), (None,), 0.0)
-    wide = Leaf((x, c.width, f), ('expert', 'embed', 'expert_mlp'), inner)
+    wide = Leaf(
+      (x, c.width, f), ('expert', 'expert_embed', 'expert_mlp'), inner
+    )
     layer['gate'] = layer['up'] = wide
     layer['down'] = Leaf(
-      (x, f, c.width), ('expert', 'expert_mlp', 'embed'), deep / math.sqrt(f)
+      (x, f, c.width),
+      ('expert', 'expert_mlp', 'expert_embed'),
+      deep / math.sqrt(f),
     )
   else:
     f = c.mlp_width

@@ -5,7 +5,8 @@ see `qwen3.table`); `RULES` says which mesh axes each is cut along:
 
   data      whole copies of the model, other rows
   fsdp      other rows; every parameter is cut along D and gathered when used
-  expert    other rows; each device keeps X / n experts, tokens travel to them
+  expert    other rows; each device keeps X / n experts, tokens travel to them;
+            all other parameters are cut along D
   context   other slots of a row; queries travel to other heads (see `attend`);
             parameters are cut along D here too, else every one of its devices
             would hold the same copy of weights, gradients and moments
@@ -37,7 +38,8 @@ MESH_AXES = ('data', 'fsdp', 'expert', 'context', 'tensor')
 RULES: Mapping[str, tuple[str, ...]] = {
   'batch': ('data', 'fsdp', 'expert'),
   'length': ('context',),
-  'embed': ('fsdp', 'context'),
+  'embed': ('fsdp', 'context', 'expert'),
+  'expert_embed': ('fsdp', 'context'),
   'heads': ('tensor',),
   'kv_heads': ('tensor',),
   'head_size': (),

@@ -165,13 +165,19 @@ class Gradient:
   def __init__(self, trunk: Trunk, loss: Loss, setting: Setting):
     self._setting = setting
 
-    def add(params, total, rows):
+    def alone(params, rows):
       def whole(params):
         return loss(params, through(trunk, params, rows, setting), rows)
 
       (_, sums), grads = jax.value_and_grad(whole, has_aux=True)(params)
+      return grads, sums
+
+    def add(params, total, rows):
+      grads, sums = alone(params, rows)
       return jax.tree.map(jnp.add, total, grads), sums
 
+    self._alone = alone
+    self._placed: Callable[..., tuple[Any, Sums]] | None = None
     self._add = jax.jit(add, donate_argnums=1)
     self._relay = _Relay(trunk, setting, loss)
 
@@ -184,10 +190,21 @@ class Gradient:
     assert sums is not None, 'a batch has at least one row'
     return total, sums
 
+  def of_one(self, params: Any) -> Callable[..., tuple[Any, Sums]]:
+    """Compiled gradient of one microbatch, placed as `params` are."""
+    if self._placed is None:
+      places = jax.tree.map(lambda x: x.sharding, params)
+      self._placed = jax.jit(self._alone, out_shardings=(places, None))
+    return self._placed
+
   def _plain(self, params: Any, batch: TreeBatch) -> tuple[Any, Sums | None]:
     """The same of the ordinary rows alone."""
     pieces = [rows for _, rows in microbatches(batch, self._setting)]
     count = max(1, min(self._setting.config.streams, len(pieces)))
+    if len(pieces) == 1 and self._setting.sharding is not None:
+      # No sum to hold beside the gradient: 4 bytes per parameter less. (On one
+      # device a second program is not worth its compilation.)
+      return self.of_one(params)(params, pieces[0])
 
     def stream(mine: Sequence[Arrays]) -> tuple[Any, Sums | None]:
       total = jax.tree.map(jnp.zeros_like, params)

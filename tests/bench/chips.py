@@ -90,6 +90,7 @@ def row(
   slots: int,
   trained: int,
   peak: float,
+  filled: float = 1.0,
 ) -> dict[str, Any]:
   """One line of the table: programs that run one after the other.
 
@@ -104,6 +105,8 @@ def row(
     devices: of the slice.
     slots, trained: tokens of the step, and those with a loss term.
     peak: bytes of a device at the worst moment.
+    filled: of the rows of grouped matmuls, the share that is used: buffers have
+      room for the worst case, and kernels pass over what is empty.
   """
   costs = [part['costs'] for part in parts]
   add = lambda name: sum(c[name] for c in costs)  # noqa: E731
@@ -111,12 +114,19 @@ def row(
   for c in costs:
     for kind, size in c['sent'].items():
       sent[kind] = sent.get(kind, 0.0) + size
-  matmul, kernel = add('flops'), add('kernel_flops')
   wire = sum(sent.values())
-  kernel_s = max(kernel / chip.flops, add('kernel_bytes') / chip.bandwidth)
+  kernels = [
+    (add('kernel_flops'), add('kernel_bytes')),
+    tuple(filled * add(f'grouped_{x}') for x in ('flops', 'bytes')),
+  ]
+  matmul = add('flops') + kernels[1][0]
+  flops = matmul + kernels[0][0]
+  size = add('bytes') + sum(b for _, b in kernels)
   times = {
     'cycles_s': add('cycles') / chip.clock,
-    'kernels_s': kernel_s,
+    'kernels_s': sum(
+      max(f / chip.flops, b / chip.bandwidth) for f, b in kernels
+    ),
     'unmodelled_s': add('unmodelled') / chip.bandwidth,
     'links_s': wire / chip.links,
   }
@@ -130,20 +140,18 @@ def row(
     'margin_GiB': round((chip.hbm - peak) / 2**30, 2),
     'fits': peak < chip.hbm,
     'matmul_TFLOP_per_device': matmul / 1e12,
-    'kernel_TFLOP_per_device': kernel / 1e12,
-    'GFLOP_per_slot_without_kernels': matmul * devices / slots / 1e9,
-    'GFLOP_per_trained_token': (matmul + kernel) * devices / trained / 1e9,
-    'hbm_MB_per_trained_token': add('bytes') * devices / trained / 1e6,
+    'attention_TFLOP_per_device': kernels[0][0] / 1e12,
+    'GFLOP_per_slot_without_attention': matmul * devices / slots / 1e9,
+    'GFLOP_per_trained_token': flops * devices / trained / 1e9,
+    'hbm_MB_per_trained_token': size * devices / trained / 1e6,
     'sent_GB_per_device': {k: round(v / 1e9, 3) for k, v in sent.items()},
     'sent_KB_per_slot': wire * devices / slots / 1e3,
     'modelled_s': modelled,
     **times,
-    'floor_s': max(
-      (matmul + kernel) / chip.flops, add('bytes') / chip.bandwidth,
-      times['links_s'],
-    ),
-    'modelled_use_of_peak': (matmul + kernel) / chip.flops / modelled,
-  }  # fmt: skip
+    'floor_s': max(flops / chip.flops, size / chip.bandwidth, times['links_s']),
+    'modelled_use_of_peak': flops / chip.flops / modelled,
+    'unknown_kernels': add('unknown_kernels'),
+  }
 
 
 def append(path: str | None, record: Mapping[str, Any]) -> None:

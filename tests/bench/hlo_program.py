@@ -9,7 +9,9 @@ runs:
             of two numbers; what is padding of a batch dimension is not counted
   kernel    a Pallas kernel's own estimate (flops, bytes); those without one are
             only counted (`unknown_kernels`)
-  bytes     read from and written to HBM: operands and results, less those in
+  grouped   the same of matmuls of rows grouped by expert, which XLA and others
+            estimate as if every row of their buffers were used
+  bytes     without kernels, read from and written to HBM: operands and results, less those in
             VMEM (memory space 1); of an operand that is only sliced or gathered
             from, what is taken; of one that is updated in place, the update
   cycles    XLA's estimate for each fusion and copy that it has one for; the
@@ -37,6 +39,7 @@ _NAME = re.compile(r'%([\w.\-]+)')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 # An operation without a model (on a sparse core) says about 2^63 cycles.
 _UNKNOWN = 10**15
+_GROUPED = re.compile(r'ragged-dot|gmm')
 _KERNEL = 'custom_call_target="tpu_custom_call"'
 # A custom call that moves nothing.
 _ALLOCATED = 'custom_call_target="AllocateBuffer"'
@@ -78,6 +81,8 @@ class Costs:
   flops: float = 0.0
   kernel_flops: float = 0.0
   kernel_bytes: float = 0.0
+  grouped_flops: float = 0.0
+  grouped_bytes: float = 0.0
   bytes: float = 0.0
   cycles: float = 0.0
   unmodelled: float = 0.0
@@ -158,9 +163,13 @@ class Program:
             total.collectives.get(kind, 0) + times * count
           )
         if kernel := _estimate(op):
-          total.kernel_flops += times * kernel[0]
-          total.kernel_bytes += times * kernel[1]
-          total.bytes += times * kernel[1]
+          flops, size = times * kernel[0], times * kernel[1]
+          if _GROUPED.search(op.line):
+            total.grouped_flops += flops
+            total.grouped_bytes += size
+          else:
+            total.kernel_flops += flops
+            total.kernel_bytes += size
           continue
         if _KERNEL in op.rest:
           total.unknown_kernels += times
@@ -332,13 +341,15 @@ class Program:
 
 
 def _share(op: Op, ops: Mapping[str, Op]) -> float:
-  """How much of its result a ragged all-to-all can fill, on average.
+  """What part of its larger array a ragged all-to-all sends, on average.
 
-  A device sends no more than its operand holds; so where that is smaller than
-  the result (room for the worst case), the mean over devices is too.
+  A device sends no more than its operand holds and gets no more than its result
+  holds; one of the two has room for the worst case, so the mean over devices is
+  the smaller.
   """
-  given = _size(ops[op.operands[0]].shapes, anywhere=True)
-  return min(1.0, given / _size(op.shapes[:1], anywhere=True))
+  given, result = (_size(ops[n].shapes, anywhere=True) for n in op.operands[:2])
+  seen = max(given, result) if op.kind.endswith('-start') else result
+  return min(given, result) / seen
 
 
 def _parsed(name: str, text: str, line: str, root: bool) -> Op:

@@ -7,7 +7,7 @@
 Needs `jax[tpu]` (its compiler, not a TPU). The programs are the Learner's own,
 whole models with their layers scanned (minutes of a core each):
 
-  step   the gradient of one batch of rows (`Gradient._add`) and the optimiser
+  step   the gradient of one batch of rows (`Gradient.of_one`) and the optimiser
          step (`Learner._apply`): GRPO, tree attention, remat, AdamW
   old    log-probs of all terms under given weights
   prefill, decode   see engine_tpu.py; their targets are those of MODELS there
@@ -178,7 +178,8 @@ class Programs:
     learner, params = self._learner, self._params
     with as_on_a_tpu():
       if part == 'gradient':
-        return learner._policy_gradient._add.lower(params, params, self._data)
+        gradient = learner._policy_gradient.of_one(params)
+        return gradient.lower(params, self._data)
       if part == 'apply':
         return learner._apply.lower(self._state, params)
       assert part == 'old', part
@@ -272,6 +273,8 @@ def summary(
       slots=target.rows * target.slots,
       trained=target.rows * target.terms,
       peak=max(peaks.values()),
+      # Pairs that a device gets, on average, of the most that it could get.
+      filled=1 / target.mesh.get('expert', 1),
     ),
     'peaks_GiB': {k: round(v / 2**30, 2) for k, v in peaks.items()},
     'temp_GiB': {

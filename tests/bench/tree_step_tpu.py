@@ -93,15 +93,21 @@ def text(target: str, file: str | None) -> str:
   )
 
 
-def parts(compiled: str, layers: int) -> dict[str, np.ndarray]:
-  """Part -> (FLOPs, HBM bytes, bytes sent) of a device and one gradient."""
+def parts(compiled: str, layers: int, filled: float) -> dict[str, np.ndarray]:
+  """Part -> (FLOPs, HBM bytes, bytes sent) of a device and one gradient.
+
+  Args:
+    compiled: its text.
+    layers: of the model.
+    filled: see `chips.row`.
+  """
   program = hlo_program.Program(compiled)
 
   def numbers(costs):
     return np.array(
       [
-        costs.flops + costs.kernel_flops,
-        costs.bytes,
+        costs.flops + costs.kernel_flops + filled * costs.grouped_flops,
+        costs.bytes + costs.kernel_bytes + filled * costs.grouped_bytes,
         sum(costs.sent.values()),
       ]
     )
@@ -124,7 +130,8 @@ def main():
   parser.add_argument('--hlo', help='a kept text of that gradient (.gz)')
   args = parser.parse_args()
   config = Config.preset(MODEL)
-  part = parts(text(args.target, args.hlo), config.layers)
+  # Experts are spread over 4 devices, see `tpu_compile.TARGETS`.
+  part = parts(text(args.target, args.hlo), config.layers, 1 / 4)
 
   def cost(need):
     return (

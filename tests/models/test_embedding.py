@@ -1,6 +1,7 @@
 """Embeddings on a mesh: the same numbers, and little sent for them."""
 
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -42,8 +43,9 @@ def test_hidden_states_travel_once_each_way(cases):
     rows = mesh.get('data', 1) * mesh.get('fsdp', 1) * mesh.get('expert', 1)
     slots = mesh.get('context', 1)
     state = TOKENS * D * 4 / (rows * slots)
-    traded = sum((n - 1) / n for n in (mesh.get('fsdp', 1), slots))
+    cuts = mesh.get('fsdp', 1), mesh.get('expert', 1), slots  # of D
+    traded = sum((n - 1) / n for n in cuts)
     assert sent.get('all-to-all', 0) == 2 * traded * state, case
     # Ids only: 4 bytes a token of the group.
-    group = TOKENS * 4 / (rows * slots) * mesh.get('fsdp', 1) * slots
+    group = TOKENS * 4 / (rows * slots) * math.prod(cuts)
     assert sent.get('all-gather', 0) <= group, case

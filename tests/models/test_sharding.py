@@ -41,8 +41,8 @@ def test_a_clash_shows_both_sides():
   rules = {**RULES, 'mlp': ('fsdp',)}
   sharding = Sharding(FakeMesh(fsdp=4), rules)
   text = (
-    r"'embed' -> \('fsdp', 'context'\) and 'mlp' -> \('fsdp',\) both use mesh"
-    " axis 'fsdp'"
+    r"'embed' -> \('fsdp', 'context', 'expert'\) and 'mlp' -> \('fsdp',\)"
+    " both use mesh axis 'fsdp'"
   )
   with pytest.raises(ConfigError, match=text):
     sharding.spec(('embed', 'mlp'))
@@ -95,8 +95,8 @@ def _check(result):
 def test_a_combined_mesh_equals_one_device(tmp_path):
   out = _run(['fsdp expert context', 'reload'], tmp_path)
   _check(out['fsdp expert context'])
-  # D is cut along fsdp and context.
-  assert out['fsdp expert context']['q_parts'] == 4
+  # D is cut along fsdp, context and expert.
+  assert out['fsdp expert context']['q_parts'] == 8
   assert out['reload'] is True
 
 

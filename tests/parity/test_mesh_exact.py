@@ -30,7 +30,7 @@ def _check(*names):
 
 def test_context_and_all_axes_together():
   result = _check('dealt context', 'all')
-  assert result['all']['parts'] == 4  # D is cut along fsdp and context
+  assert result['all']['parts'] == 8  # D is cut along all three axes
 
 
 @pytest.mark.slow
