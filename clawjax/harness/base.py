@@ -28,7 +28,8 @@ class Plan:
   Attributes:
     files: path -> content, written before the first turn; a relative path is
       below HOME.
-    argv: one command line per user message, run one after the other.
+    argv: one command line per user message, run one after the other; or one
+      for all of them, which reads them from its stdin.
     env: variables for each of them.
     readonly: (host path, inside path) pairs to mount.
     ok_codes: exit codes that mean the harness ended by itself.

@@ -9,6 +9,19 @@ from typing import Any
 from clawjax.errors import HarnessError
 from clawjax.harness.template import Template
 
+# Several messages go to one process: taken up again, it would drop the date
+# that it had put before the first one, and no later prompt would extend it. The
+# request before them keeps them in order while it starts.
+_READY = {
+  'type': 'control_request',
+  'request_id': 'start',
+  'request': {'subtype': 'initialize'},
+}
+_MESSAGE = (
+  '{"type": "user", "session_id": "", "parent_tool_use_id": null, '
+  '"message": {"role": "user", "content": {json}}}\n'
+)
+
 
 def make(
   *,
@@ -34,6 +47,12 @@ def make(
     'privacy': {'usageStatisticsEnabled': False},
     'general': {'enableAutoUpdate': False, 'disableAutoUpdate': True},
     'telemetry': {'enabled': False},
+    # Agents of its own that look back at a finished task; HOME is fresh.
+    'memory': {
+      'enableManagedAutoMemory': False,
+      'enableManagedAutoDream': False,
+      'enableAutoSkill': False,
+    },
     'security': {'auth': {'selectedType': 'openai'}},
     'model': {
       'generationConfig': {
@@ -47,7 +66,7 @@ def make(
     settings['mcpServers'] = dict(mcp_servers)
     settings['tools'] = {'toolSearch': {'enabled': False}}
   argv = ['{node}', '{package}/node_modules/@qwen-code/qwen-code/cli.js', '-y']
-  argv += ['--auth-type', 'openai', '-o', 'json']
+  argv += ['--auth-type', 'openai']
   if variant == 'bare':
     argv.append('--bare')
   if system_prompt is not None:
@@ -55,8 +74,13 @@ def make(
   return Template(
     name='qwen_code' if variant == 'default' else f'qwen_code_{variant}',
     dialect='chat',
-    argv=(*argv, '-p', '{prompt}'),
-    next_argv=(*argv, '--continue', '-p', '{prompt}'),
+    argv=(*argv, '-o', 'json', '-p', '{prompt}'),
+    session_argv=(
+      *(*argv, '--input-format', 'stream-json'),
+      *('--output-format', 'stream-json'),
+    ),
+    session_stdin=json.dumps(_READY) + '\n',
+    turn_stdin=_MESSAGE,
     files={'.qwen/settings.json': json.dumps(settings)},
     env={
       'OPENAI_API_KEY': 'none',

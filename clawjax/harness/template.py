@@ -16,6 +16,7 @@ package or Node is asked for. Other braces stay as they are.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,9 @@ class Template:
     dialect: 'chat', 'messages' or 'responses'.
     argv: command line for the first user message.
     next_argv: for the further ones of one session; () where there is no way.
+    session_argv: instead of both, where one process takes several messages.
+    session_stdin, turn_stdin: what that process reads, at first and for each
+      message; {json} is the message as a JSON string.
     files: path (below HOME unless absolute) -> text.
     env: variables.
     readonly: (host path, inside path) pairs; '~' is the user's home.
@@ -54,6 +58,9 @@ class Template:
   dialect: str
   argv: tuple[str, ...]
   next_argv: tuple[str, ...] = ()
+  session_argv: tuple[str, ...] = ()
+  session_stdin: str = ''
+  turn_stdin: str = ''
   files: Mapping[str, str] = dataclasses.field(default_factory=dict)
   env: Mapping[str, str] = dataclasses.field(default_factory=dict)
   readonly: tuple[tuple[str, str], ...] = ()
@@ -89,7 +96,7 @@ class Template:
   @property
   def multi_turn(self) -> bool:
     """Whether it can take several user messages in one session."""
-    return bool(self.next_argv)
+    return bool(self.next_argv or self.session_argv)
 
   def installed(self) -> bool:
     """See `base.Harness`."""
@@ -147,6 +154,12 @@ class Template:
     env['PATH'] = ':'.join(path)
     env |= {k: _fill(v, holes) for k, v in self.env.items()}
     lines, stdin = [], []
+    if len(turns) > 1 and self.session_argv:
+      lines.append(tuple(_fill(a, holes) for a in self.session_argv))
+      told = [_fill(self.session_stdin, holes)]
+      told += [_fill(self.turn_stdin, {'json': json.dumps(t)}) for t in turns]
+      stdin.append(''.join(told).encode())
+      turns = ()
     for i, turn in enumerate(turns):
       line = self.argv if i == 0 else self.next_argv
       lines.append(tuple(_fill(a, holes | {'prompt': turn}) for a in line))
@@ -157,7 +170,7 @@ class Template:
       env=env,
       readonly=tuple(readonly),
       ok_codes=self.ok_codes,
-      stdin=tuple(stdin) if self.stdin else (),
+      stdin=tuple(stdin) if any(stdin) else (),
     )
 
 

@@ -105,6 +105,7 @@ MULTI = [
   ('claude_code', {'variant': 'bare'}),
   ('codex', {'variant': 'trimmed'}),
   ('openclaw', {'variant': 'lean'}),
+  ('qwen_code', {}),
   ('qwen_code', {'variant': 'bare'}),
   ('opencode', {}),
 ]
@@ -119,14 +120,15 @@ async def test_two_user_messages(roll, case):
     'Second: write hi into out.txt.',
     time_limit_s=PATIENT_S,
   )
-  rollout = await roll(
-    installed(name, options), ['Hello.', SHELL[name], 'Done.'], task
-  )
+  found = installed(name, options)
+  rollout = await roll(found, ['Hello.', SHELL[name], 'Done.'], task)
   assert (rollout.outcome, rollout.reward) == ('ok', 1.0), (
     rollout.reason,
     rollout.extra['printed'][-2000:],
   )
-  assert len(rollout.calls) == 3 and rollout.extra['turns'] == 2
+  commands = found.plan(task.turns, base_url='http://h/r/k').argv
+  assert rollout.extra['turns'] == len(commands)
+  assert len(rollout.calls) == 3, [c.text for c in rollout.calls]
   assert extends(rollout.calls)
   # One session: the model has the first message and its answer before it.
   said = conversation.transcript(rollout.calls, tokenizers.load('tiny'))
