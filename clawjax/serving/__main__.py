@@ -32,6 +32,10 @@ def main(argv: list[str] | None = None) -> int:
     '--tensor', type=int, default=1, help='devices that heads are cut along'
   )
   parser.add_argument('--queue', type=int, default=1024)
+  parser.add_argument(
+    '--keep-versions', type=int, default=0,
+    help='earlier versions whose prefixes are kept',
+  )  # fmt: skip
   parser.add_argument('--version', type=int, default=0)
   parser.add_argument('--admin-token', help='without it there is no /admin')
   parser.add_argument(
@@ -97,7 +101,9 @@ async def _serve(args: argparse.Namespace) -> int:
   )
   scheduler = Scheduler(
     engine,
-    SchedulerConfig(queue=args.queue, on_load=args.on_load),
+    SchedulerConfig(
+      queue=args.queue, on_load=args.on_load, keep_versions=args.keep_versions
+    ),
     decode_text=decode_text,
   ).start()
   places = sharding and sharding.of(qwen3.table(engine.config))
