@@ -146,6 +146,9 @@ def _node(version: str, program: str, npm: tuple[str, ...]) -> Node:
 
 # ---- packages --------------------------------------------------------------
 
+# Harness -> folder with other pins than ours, for this process; see `repin`.
+_OTHER_PINS: dict[str, pathlib.Path] = {}
+
 
 @dataclasses.dataclass(frozen=True)
 class Package:
@@ -174,7 +177,7 @@ class Package:
 
 def package(name: str) -> Package:
   """The pinned package of a harness. Raises `HarnessError`."""
-  pins = PINS / name
+  pins = _OTHER_PINS.get(name, PINS / name)
   finish = ''
   if (pins / 'package-lock.json').exists():
     kind, lock = 'npm', pins / 'package-lock.json'
@@ -210,6 +213,79 @@ def install(
   return wanted
 
 
+def repin(name: str, version: str) -> None:
+  """Makes this process use another version of a harness than the pinned one.
+
+  What that version needs is resolved now, once, and kept in the cache; it is
+  installed beside the pinned one. To try a release before its pin is moved.
+
+  Raises:
+    HarnessError: there is no such harness, or no such version to be had.
+  """
+  _OTHER_PINS.pop(name, None)
+  ours = package(name)
+  if version == ours.version:
+    return
+  if not re.fullmatch(r'[\w.+-]+', version):
+    raise HarnessError(f'{name}: wanted a version, got {version!r}')
+  target = cache_folder() / 'pins' / f'{name}-{version}'
+  wanted = dataclasses.replace(ours, version=version)
+  with locked(f'pins-{target.name}'):
+    if not target.exists():
+      with staged(target) as part:
+        resolve = _npm_pins if ours.kind == 'npm' else _pypi_pins
+        resolve(wanted, part)
+  _OTHER_PINS[name] = target
+
+
+def _npm_pins(wanted: Package, part: pathlib.Path) -> None:
+  manifest = json.loads((wanted.pins / 'package.json').read_text())
+  manifest['dependencies'] = dict.fromkeys(
+    manifest['dependencies'], wanted.version
+  )
+  (part / 'package.json').write_text(json.dumps(manifest, indent=2))
+  found = node()
+  program = pathlib.Path(found.host).parent
+  env = os.environ | {'PATH': f'{program}:{os.environ["PATH"]}'}
+  options = ('--package-lock-only', '--ignore-scripts', '--no-audit')
+  _run([*found.npm, 'install', *options], wanted, cwd=part, env=env)
+
+
+def _pypi_pins(wanted: Package, part: pathlib.Path) -> None:
+  lines = (wanted.pins / 'requirements.txt').read_text().splitlines()
+  program = next(line for line in lines if '==' in line).split('==')[0]
+  report = part / 'report.json'
+  options = ('--dry-run', '--ignore-installed', '--quiet', '--report')
+  _run(
+    [
+      *(sys.executable, '-m', 'pip', '--python', _python(), 'install'),
+      *(*options, str(report), f'{program}=={wanted.version}'),
+    ],
+    wanted,
+    cwd=part,
+    env=dict(os.environ),
+  )
+  chosen = {
+    item['metadata']['name']: item['metadata']['version']
+    for item in json.loads(report.read_text())['install']
+  }
+  first = {n: v for n, v in chosen.items() if _same_name(n, program)}
+  pins = [f'{n}=={v}' for n, v in {**first, **chosen}.items()]
+  (part / 'requirements.txt').write_text('\n'.join(pins) + '\n')
+
+
+def _same_name(one: str, two: str) -> bool:
+  return (
+    re.sub(r'[-_.]+', '-', one).lower() == re.sub(r'[-_.]+', '-', two).lower()
+  )
+
+
+def _python() -> str:
+  """The Python that a sandbox has, for packages of PyPI."""
+  python = '/usr/bin/python3'
+  return python if os.path.exists(python) else sys.executable
+
+
 def _npm(wanted: Package, part: pathlib.Path) -> None:
   for file in ('package.json', 'package-lock.json'):
     shutil.copyfile(wanted.pins / file, part / file)
@@ -224,16 +300,13 @@ def _npm(wanted: Package, part: pathlib.Path) -> None:
 
 
 def _pypi(wanted: Package, part: pathlib.Path) -> None:
-  python = '/usr/bin/python3'
-  if not os.path.exists(python):
-    python = sys.executable
   _run(
     [
       sys.executable,
       '-m',
       'pip',
       '--python',
-      python,
+      _python(),
       'install',
       '--quiet',
       '--no-deps',

@@ -3,6 +3,7 @@
   python -m clawjax.rollout.conformance --harness pi
   python -m clawjax.rollout.conformance --harness claude_code --option variant=bare
   python -m clawjax.rollout.conformance --harness codex --mcp stdio
+  python -m clawjax.rollout.conformance --harness pi@1.7.0   (not the pinned one)
 
 Runs the real program on this machine (no sandbox, empty HOME and workspace,
 loopback only) against a scripted model, through some twenty calls with tool
@@ -33,6 +34,7 @@ from typing import Any, NamedTuple
 
 from clawjax import errors, harness, types
 from clawjax.chat import tokenizers
+from clawjax.harness import install
 from clawjax.harness import mcp as mcp_servers
 from clawjax.proxy import accounting, app, scripted, serve
 from clawjax.sandbox import base
@@ -349,12 +351,8 @@ def main() -> int:
       raise errors.HarnessError(
         f'wanted a harness of {", ".join(SHELLS)}, got {name!r}'
       )
-    pinned = harness.load(name).version
-    if version and version != pinned:
-      raise errors.HarnessError(
-        f'{name}: wanted {version}, the pin is {pinned}; change it in '
-        'third_party/harnesses and run this again'
-      )
+    if version:
+      install.repin(name, version)
     options = dict(_option(o) for o in args.option)
     report = asyncio.run(
       run(
