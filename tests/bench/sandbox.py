@@ -30,6 +30,7 @@ from clawjax.sandbox.docker import LABEL, owner
 # Of our sandboxes; others may run here too.
 uids: set[int] = set()
 ids: set[str] = set()
+boxes: list = []
 WAYS = ('let', 'kill', 'cancel')
 
 
@@ -125,6 +126,7 @@ async def one(backend, way: str, span_s: float) -> str:
 
   def seen() -> None:
     ids.update(backend.live)
+    boxes.extend(b for b in backend.live.values() if b not in boxes)
     uids.update(getattr(b, 'uid', None) for b in backend.live.values())
 
   job = asyncio.ensure_future(life())
@@ -257,12 +259,13 @@ def held(backend) -> dict[str, set[str]]:
   """What a daemon holds, by name; of containers only those of this process.
 
   Folders, mounts and control groups are seen where the daemon is on this
-  machine, and are of all that it runs.
+  machine; folders and mounts are of all that it runs.
   """
   [host] = backend._open()
   client = host.client
   root = pathlib.Path(client.info()['DockerRootDir'])
   mounts = pathlib.Path('/proc/self/mounts').read_text().splitlines()
+  made = {b.container.id for b in boxes if getattr(b, 'container', None)}
   return {
     'containers': {
       c.name
@@ -281,7 +284,7 @@ def held(backend) -> dict[str, set[str]]:
     'cgroups': {
       str(p)
       for p in pathlib.Path('/sys/fs/cgroup').glob('*/docker/*')
-      if len(p.name) == 64
+      if p.name in made
     },
   }
 
