@@ -37,7 +37,7 @@ def get_config():
     'follow',
   )
   c.tasks.train = 1024
-  c.loop.steps = 14
+  c.loop.steps = 20
   c.loop.minibatches = 2
   c.loop.epochs = 3
   # Failed rollouts are often the short ones: as a mean over each rollout's
@@ -47,7 +47,7 @@ def get_config():
   c.loop.collect.group = 6
   c.loop.collect.groups_per_chunk = 2
   c.loop.evaluate.tasks = 28
-  c.loop.evaluate.samples = 2
+  c.loop.evaluate.samples = 3
   c.loop.pack.row_tokens = 1024
   c.loop.pack.row_buckets = (1024,)
   c.loop.pack.term_multiple = 512
@@ -56,6 +56,6 @@ def get_config():
   c.optim.learning_rate = 2e-3
   c.optim.schedule = 'cosine'
   c.optim.warmup_steps = 2
-  c.optim.decay_steps = 84
+  c.optim.decay_steps = 120
   c.optim.final_fraction = 0.1
   return c
