@@ -139,3 +139,26 @@ def test_addresses(place, run):
   assert mirror.address('checkpoints') == f'{place}/checkpoints'
   with pytest.raises(errors.ConfigError, match='nonsense://x'):
     folder.Mirror(run, 'nonsense://x')
+
+
+def test_a_pull_cut_short_is_done_again(run, tmp_path, monkeypatch):
+  """The config comes last, since its presence means that all of it is here."""
+  address = f'memory://{tmp_path.name}/cut'
+  folder.Mirror(run, address).push()
+  other = tmp_path / 'other'
+  other.mkdir()
+  cut = folder.Mirror(other, address)
+  get, left = cut._there.get_file, [3]
+
+  def breaking(*arguments, **options):
+    left[0] -= 1
+    if left[0] < 0:
+      raise OSError('the network is gone')
+    return get(*arguments, **options)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(cut._there, 'get_file', breaking)
+    with pytest.raises(OSError, match='network'):
+      cut.pull()
+  assert folder.Mirror(other, address).pull()
+  assert content(other) == HERE

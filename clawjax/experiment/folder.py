@@ -116,8 +116,11 @@ class Mirror:
       return False
     if not self._there.exists(f'{self._root}/config.json'):
       return False
-    for path in self._there.find(self._root):
-      name = str(path)[len(self._root.rstrip('/')) + 1 :]
+    start = len(self._root.rstrip('/')) + 1
+    found = {str(p)[start:]: p for p in self._there.find(self._root)}
+    # The config last: it is what says that all of it is here.
+    for name in sorted(found, key=lambda n: (n == 'config.json', n)):
+      path = found[name]
       if name.split('/')[0] not in _HERE_ONLY:
         to = self._run_dir / name
         to.parent.mkdir(parents=True, exist_ok=True)
