@@ -4,9 +4,9 @@
 
 Starts from the checkpoint that ships with us (`configs/tiny_cold_start.py`),
 whose teacher was right about one time in three. GRPO with token TIS; the only
-reward is what a verifier finds in the files. 5 min 31 s and 2.7 GiB on two cores;
-Pass@1 on unseen tasks 0.35 to 0.59 with seed 0, 0.26 to 0.53 with seed 1, 0.27
-to 0.57 with seed 2.
+reward is what a verifier finds in the files. About 8 minutes and 2.7 GiB on two
+cores; Pass@1 on unseen tasks 0.37 to 0.62 with seed 0, 0.34 to 0.56 with seed 1,
+0.37 to 0.52 with seed 2.
 """
 
 from clawjax import experiment
