@@ -6,7 +6,8 @@
 
 `--config` names a file with `get_config()`; `--config.a.b=v` overrides one key.
 The run goes to `--run_dir` (a folder, or an address like gs://BUCKET/RUN that it
-is copied to), or to `runs/NAME` with `--name`, or to where the config says. The same command resumes a run that was stopped.
+is copied to), or to `runs/NAME` with `--name`, or to where the config says. The
+same command resumes a run that was stopped.
 
 With `--xm` the same flags start the same job as an XManager local experiment
 (extra `launch`); XManager keeps its own list of experiments in the home folder.

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from clawjax import metrics, types
+from clawjax import types
 from clawjax.train import accounts, checkpoint, loop
 
 HERE = pathlib.Path(__file__).parent
@@ -41,18 +41,6 @@ def _run(folder, *arguments):
   )  # fmt: skip
 
 
-def _rows(folder):
-  """Metrics without what a clock says."""
-  return [
-    {
-      k: v
-      for k, v in row.items()
-      if not k.startswith('time/') and k != 'wall_time'
-    }
-    for row in metrics.read(folder)
-  ]
-
-
 @pytest.fixture(scope='module')
 def unbroken(tmp_path_factory):
   folder = tmp_path_factory.mktemp('unbroken')
@@ -66,7 +54,7 @@ def test_killed_run_resumes_to_the_same_state(unbroken, tmp_path):
   folder = tmp_path / 'run'
   killed = _run(folder, str(STEPS), '3')
   assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
-  assert [r['step'] for r in _rows(folder)] == [0, 1, 2]
+  assert [r['step'] for r in toy.rows(folder)] == [0, 1, 2]
   resumed = _run(folder, str(STEPS))
   assert resumed.returncode == 0, resumed.stderr[-2000:]
   # The checkpoint of step 2 was being written when the kill came, or was whole.
@@ -76,7 +64,7 @@ def test_killed_run_resumes_to_the_same_state(unbroken, tmp_path):
   assert step == wanted_step == STEPS
   for got, want in zip(leaves, wanted, strict=True):
     np.testing.assert_array_equal(got, want)
-  assert _rows(folder) == _rows(whole)
+  assert toy.rows(folder) == toy.rows(whole)
 
 
 def test_resume_takes_complete_groups_from_the_run_folder(tmp_path):
@@ -90,11 +78,11 @@ def test_resume_takes_complete_groups_from_the_run_folder(tmp_path):
 
 def test_a_finished_run_is_left_as_it_is(unbroken):
   folder, _, page = unbroken
-  before = _rows(folder)
+  before = toy.rows(folder)
   parts = toy.parts(folder)
   assert loop.train(parts, toy.config(STEPS)) == page
   assert parts.service.asked == []
-  assert _rows(folder) == before
+  assert toy.rows(folder) == before
 
 
 def test_versions_go_to_the_engine_in_order(unbroken):
@@ -118,7 +106,7 @@ def test_run_folder_is_complete(unbroken):
 
 def test_the_first_ratio_is_one_and_the_state_moves(unbroken):
   folder, parts, _ = unbroken
-  rows = [r for r in _rows(folder) if 'train/loss' in r]
+  rows = [r for r in toy.rows(folder) if 'train/loss' in r]
   assert len(rows) == STEPS
   for row in rows:
     # max |ratio - 1| at the first minibatch: old and new are one program.

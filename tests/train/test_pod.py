@@ -1,5 +1,6 @@
 """Several processes train as one does; news and errors of process 0 reach all."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -10,11 +11,14 @@ import sys
 
 import pytest
 
-from clawjax import config, errors, metrics
+from clawjax import config, errors
 from clawjax.train import pod
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
+_spec = importlib.util.spec_from_file_location('toy_run', HERE / 'toy_run.py')
+toy = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(toy)
 
 
 def test_alone_everything_passes_through():
@@ -72,28 +76,16 @@ def ended(jobs):
   return [(j.returncode, *s) for j, s in zip(jobs, said, strict=True)]
 
 
-def rows(folder):
-  """Metrics without what a clock says."""
-  return [
-    {
-      k: v
-      for k, v in row.items()
-      if not k.startswith('time/') and k != 'wall_time'
-    }
-    for row in metrics.read(folder)
-  ]
-
-
 @pytest.fixture(scope='module')
 def one(tmp_path_factory):
   folder = tmp_path_factory.mktemp('one')
   [(status, _, stderr)] = ended(start(1, folder, '2'))
   assert status == 0, stderr[-3000:]
-  return rows(folder)
+  return toy.rows(folder)
 
 
 def check(folder, one):
-  two = rows(folder)
+  two = toy.rows(folder)
   assert [row['step'] for row in two] == [0, 1, 2, 2]
   for got, want in zip(two, one, strict=True):
     assert got == pytest.approx(want, rel=1e-4, abs=1e-6)
@@ -113,7 +105,7 @@ def test_two_processes_train_as_one(one, tmp_path):
 def test_a_killed_process_ends_the_others_and_the_run_resumes(one, tmp_path):
   [(first, *_), (second, *_)] = ended(start(2, tmp_path, '2', '2'))
   assert first == -signal.SIGKILL and second != 0
-  assert [row['step'] for row in rows(tmp_path)] == [0, 1]
+  assert [row['step'] for row in toy.rows(tmp_path)] == [0, 1]
   for status, _, stderr in ended(start(2, tmp_path, '2')):
     assert status == 0, stderr[-3000:]
   check(tmp_path, one)

@@ -17,7 +17,7 @@ import zlib
 import jax
 import numpy as np
 
-from clawjax import types
+from clawjax import metrics, types
 from clawjax.losses import grpo
 from clawjax.models import qwen3
 from clawjax.tasks import synth
@@ -126,6 +126,18 @@ def parts(run_dir, *, kill_at=0):
     display=progress.Display(),
     run_dir=pathlib.Path(run_dir),
   )
+
+
+def rows(folder):
+  """Metrics of a run without what a clock says."""
+  return [
+    {
+      k: v
+      for k, v in row.items()
+      if not k.startswith('time/') and k != 'wall_time'
+    }
+    for row in metrics.read(folder)
+  ]
 
 
 def config(steps, **changes):
