@@ -432,8 +432,18 @@ def unembed(params: Params, config: Config) -> jax.Array:
 def logits(params: Params, config: Config, hidden: jax.Array) -> jax.Array:
   """Float32 logits [..., V] of hidden states [..., D]."""
   dtype = jnp.dtype(config.dtype)
+  hidden = hidden.astype(dtype)
+  if config.tied and hidden.size == config.width:
+    # One row: from the other side, or XLA:CPU copies the table to transpose it
+    # (decode at batch 1 took twice as long).
+    logits_V = jnp.dot(
+      params['embed'].astype(dtype),
+      hidden.reshape(-1),
+      preferred_element_type=jnp.float32,
+    )
+    return logits_V.reshape(*hidden.shape[:-1], -1)
   return jnp.dot(
-    hidden.astype(dtype),
+    hidden,
     unembed(params, config).astype(dtype),
     preferred_element_type=jnp.float32,
   )
