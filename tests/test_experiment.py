@@ -125,6 +125,27 @@ def test_a_task_set_of_the_user_takes_the_place_of_generated_tasks(tmp_path):
   assert {t.id for t in parts.make_tasks(both, 'eval', 100)} == everything
 
 
+def test_tasks_that_a_harness_cannot_take(tmp_path):
+  """Two messages for a harness of one are refused before anything runs."""
+  from clawjax import types
+  from clawjax.tasks.formats import native
+
+  task = types.Task(
+    't/1', ('One.', 'Two.'), verifier=types.Verifier({}, ('true',))
+  )
+  native.write(task, tmp_path / 's' / '1')
+  section = experiment.default_config('x')
+  section.tasks.path = section.tasks.eval_path = str(tmp_path / 's')
+  section.harnesses = {'pi': {}}
+  section.train_on = ()
+  built = config.build(experiment.Experiment, section)
+  assert len(parts.make_tasks(built, 'train', 1)) == 1
+  section.harnesses = {'pi': {}, 'mini_swe': {}}
+  built = config.build(experiment.Experiment, section)
+  with pytest.raises(errors.HarnessError, match='mini_swe: one user message'):
+    parts.make_tasks(built, 'train', 1)
+
+
 def test_judges_of_an_experiment(tmp_path):
   from clawjax import types
   from clawjax.tasks.formats import native

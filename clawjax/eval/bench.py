@@ -28,6 +28,7 @@ from typing import Any
 from clawjax import errors, types
 from clawjax.eval import atif, chat_jsonl, endpoint, page, scores, transcript
 from clawjax.eval import run as run_lib
+from clawjax.harness import base as harness_base
 from clawjax.proxy import serve as serve_lib
 from clawjax.rollout import fleet as fleet_lib
 from clawjax.rollout import run as rollout_lib
@@ -179,6 +180,7 @@ def _check_judges(sets, scoring: scoring_lib.Scoring) -> None:
 
 
 def _check(models, harnesses, sets) -> None:
+  harness_base.check_turns(harnesses, [t for s in sets for t in s.tasks])
   for what, names in (
     ('--model', list(models)),
     ('--harness', [h.name for h in harnesses]),

@@ -19,6 +19,7 @@ from clawjax import harness as harness_lib
 from clawjax import sandbox as sandbox_lib
 from clawjax.experiment import folder
 from clawjax.experiment.sections import Experiment, ModelSection
+from clawjax.harness import base as harness_base
 from clawjax.models import checkpoint as model_files
 from clawjax.models import qwen3
 from clawjax.models import sharding as sharding_lib
@@ -266,6 +267,7 @@ def make_tasks(
 
   Raises:
     TaskError, ConfigError: there are none, or they want what is not there.
+    HarnessError: a harness cannot take all messages of one.
   """
   section = experiment.tasks
   if section.path:
@@ -279,8 +281,10 @@ def make_tasks(
       loaded = formats.split(loaded, split)
     if not loaded:
       raise errors.TaskError(f'{path}: no task is left for {split}')
+    chosen = list(loaded[:count])
     _check_judged(loaded, experiment.judge.build(), path)
-    return list(loaded[:count])
+    harness_base.check_turns(make_harnesses(experiment), chosen)
+    return chosen
   return synth.tasks(
     split,
     count=count,

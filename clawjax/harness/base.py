@@ -14,6 +14,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from clawjax.errors import HarnessError
+from clawjax.types import Task
+
 # Where things lie inside a sandbox.
 PACKAGES = '/opt/harness'
 NODE = '/opt/node'
@@ -84,3 +87,19 @@ class Harness(Protocol):
       base_url: the session's endpoint, without '/v1', on loopback.
       model: name that the harness asks for.
     """
+
+
+def check_turns(harnesses: Sequence[Harness], tasks: Sequence[Task]) -> None:
+  """Whether each harness can take all user messages of each task.
+
+  Raises:
+    HarnessError: one takes a single message and a task has more.
+  """
+  several = [task for task in tasks if len(task.turns) > 1]
+  single = [h.name for h in harnesses if not h.multi_turn]
+  if several and single:
+    raise HarnessError(
+      f'{" and ".join(single)}: one user message a session, and {len(several)}'
+      f' of {len(tasks)} tasks have more (the first is {several[0].id}, with'
+      f' {len(several[0].turns)}): leave these out, or use other harnesses'
+    )

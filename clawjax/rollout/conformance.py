@@ -305,17 +305,20 @@ async def _run_plan(
   env = {k: host(v) for k, v in plan.env.items()}
   env.setdefault('PATH', '/usr/local/bin:/usr/bin:/bin')
   code = 0
-  for argv in plan.argv:
+  for turn, argv in enumerate(plan.argv):
     process = await asyncio.create_subprocess_exec(
       *map(host, argv),
       env={**env, 'HOME': home},
       cwd=workspace,
-      stdin=asyncio.subprocess.DEVNULL,
+      stdin=asyncio.subprocess.PIPE,
       stdout=asyncio.subprocess.DEVNULL,
       start_new_session=True,
     )
+    told = plan.stdin[turn] if plan.stdin else b''
     try:
-      code = await asyncio.wait_for(process.wait(), timeout_s)
+      # (Nothing is printed to us: this writes, closes and waits.)
+      await asyncio.wait_for(process.communicate(told), timeout_s)
+      code = process.returncode or 0
     except TimeoutError:
       return 124
     finally:  # With all that it has started, OpenClaw's agent for one.

@@ -22,6 +22,7 @@ class Echo:
   version: str = '1'
   dialect: str = 'chat'
   option: int = 0
+  multi_turn: bool = False
 
   def installed(self):
     return True
@@ -166,6 +167,12 @@ async def test_what_cannot_run_is_said_at_once(tmp_path, script, fake_fleet):
     await _run(tmp_path, script, harnesses=[Absent()])
   with pytest.raises(errors.ConfigError, match='distinct'):
     await _run(tmp_path, script, harnesses=[Echo(), Echo()])
+  longer = dataclasses.replace(TASKS[1], id='long', turns=('One.', 'Two.'))
+  sets = [bench.TaskSet('set', [TASKS[0], longer], {'digest': 'abc'})]
+  with pytest.raises(
+    errors.HarnessError, match='1 of 2 tasks have more .*long'
+  ):
+    await _run(tmp_path, script, sets=sets)
   with pytest.raises(errors.ConfigError, match="speaks 'chat'"):
     await _run(tmp_path, 'anthropic:https://api.example')
   with pytest.raises(errors.CheckpointError, match='config.json'):

@@ -109,7 +109,7 @@ async def test_nobody_gives_up_on_a_ten_minute_answer():
 
 QUITTER = """
 import json, pathlib, sys, urllib.request
-body = json.dumps({'messages': [{'role': 'user', 'content': sys.argv[2]}]})
+body = json.dumps({'messages': [{'role': 'user', 'content': (sys.argv[2] if sys.argv[2:] else sys.stdin.read())}]})
 urllib.request.urlopen(urllib.request.Request(
   sys.argv[1] + '/v1/chat/completions', body.encode(),
   {'Content-Type': 'application/json'})).read()
@@ -118,14 +118,17 @@ sys.exit(3)
 """
 
 
-async def test_a_program_that_stops_early_is_seen(tmp_path):
+@pytest.mark.parametrize('told', ['argv', 'stdin'])
+async def test_a_program_that_stops_early_is_seen(tmp_path, told):
   script = tmp_path / 'quitter.py'
   script.write_text(QUITTER)
   made = harness.load(
     'template',
     name='quitter',
     dialect='chat',
-    argv=(sys.executable, str(script), '{base_url}', '{prompt}'),
+    argv=(sys.executable, str(script), '{base_url}')
+    + (('{prompt}',) if told == 'argv' else ()),
+    stdin='{prompt}' if told == 'stdin' else '',
     fixed_version='1',
   )
   calls, code, ended, _ = await conformance.drive(
