@@ -73,6 +73,7 @@ def facts(
       for name in ('flops', 'bytes accessed', 'optimal_seconds')
     },
     'once': dataclasses.asdict(program.costs(once=True)),
+    'untaken': dataclasses.asdict(program.costs(once=True, untaken=True)),
     'costs': dataclasses.asdict(program.costs()) if loops else None,
   }
 

@@ -44,6 +44,10 @@ _KERNEL = 'custom_call_target="tpu_custom_call"'
 # A custom call that moves nothing.
 _ALLOCATED = 'custom_call_target="AllocateBuffer"'
 _SLICES = ('dynamic-slice', 'slice', 'gather')
+# Operations that write part of their first operand in place, and which operand
+# is that part. (Where XLA cannot write in place it copies first, in an
+# operation of its own.)
+_UPDATES = {'dynamic-update-slice': 1, 'scatter': 2}
 _CALLING = ('call', 'conditional', 'call-start', 'async-start')
 _FREE = (
   *_CALLING, 'call-update', 'async-update',
@@ -111,22 +115,26 @@ class Program:
     if not self.entry:
       raise ValueError('wanted HLO text with an ENTRY computation')
 
-  def runs(self, *, once: bool = False) -> dict[str, int]:
+  def runs(
+    self, *, once: bool = False, untaken: bool = False
+  ) -> dict[str, int]:
     """Computation -> how often it runs (fused ones are not listed).
 
     Args:
       once: each loop's body once, as XLA's own analysis has it.
+      untaken: of each conditional the first branch only, the one that
+        `jax.lax.cond` takes when its predicate is false; else all branches.
 
     Raises:
       ValueError: a loop's trips cannot be counted (not with `once`).
     """
     counts: collections.Counter[str] = collections.Counter()
-    self._visit(self.entry, 1, once, counts)
+    self._visit(self.entry, 1, once, counts, untaken)
     return dict(counts)
 
-  def costs(self, *, once: bool = False) -> Costs:
-    """The sums; `once`: see `runs`."""
-    return self._sum(self.runs(once=once))
+  def costs(self, *, once: bool = False, untaken: bool = False) -> Costs:
+    """The sums; for the options see `runs`."""
+    return self._sum(self.runs(once=once, untaken=untaken))
 
   def loops(self) -> list[tuple[int, Costs]]:
     """(trips, costs of all trips) of each loop of the entry computation."""
@@ -141,15 +149,19 @@ class Program:
 
   # ---- inside ----
 
-  def _visit(self, name, times, once, counts) -> None:
+  def _visit(self, name, times, once, counts, untaken=False) -> None:
     counts[name] += times
     for op in self.computations[name].values():
       if op.kind == 'while':
         trips = 1 if once else self._trips(name, op)
-        self._visit(self._called(op, 'body'), times * trips, once, counts)
+        body = self._called(op, 'body')
+        self._visit(body, times * trips, once, counts, untaken)
       elif op.kind in _CALLING:
-        for inner in self._all_called(op):
-          self._visit(inner, times, once, counts)
+        inside = self._all_called(op)
+        if untaken and op.kind == 'conditional':
+          inside = inside[:1]
+        for inner in inside:
+          self._visit(inner, times, once, counts, untaken)
 
   def _sum(self, runs: Mapping[str, int]) -> Costs:
     total = Costs()
@@ -280,8 +292,8 @@ class Program:
     if op.kind in _FREE or op.kind.endswith('-done') or _ALLOCATED in op.rest:
       return 0.0
     ops = self.computations[computation]
-    if op.kind == 'dynamic-update-slice':
-      return 2.0 * _size(ops[op.operands[1]].shapes)
+    if op.kind in _UPDATES:
+      return 2.0 * _size(ops[op.operands[_UPDATES[op.kind]]].shapes)
     if op.kind in _SLICES:
       return 2.0 * _size(op.shapes)
     if op.kind.endswith('-start'):
@@ -317,8 +329,9 @@ class Program:
     for result, shape in zip(results, op.shapes, strict=False):
       while result.kind == 'bitcast':
         result = inner[result.operands[0]]
-      if result.kind == 'dynamic-update-slice' and shape[2]:
-        total += _size(inner[result.operands[1]].shapes, anywhere=True)
+      if result.kind in _UPDATES and shape[2]:
+        update = inner[result.operands[_UPDATES[result.kind]]]
+        total += _size(update.shapes, anywhere=True)
       else:
         total += _size((shape,))
     return total
@@ -329,9 +342,7 @@ class Program:
     for user in users[value.name]:
       if user.kind in _SLICES and user.operands[0] == value.name:
         taken += _size(user.shapes, anywhere=True)
-      elif (
-        user.kind == 'dynamic-update-slice' and user.operands[0] == value.name
-      ):
+      elif user.kind in _UPDATES and user.operands[0] == value.name:
         pass
       elif user.kind == 'bitcast':
         taken += self._taken(user, users, whole)

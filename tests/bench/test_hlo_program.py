@@ -111,6 +111,53 @@ def test_bodies_once(hlo_program):
   assert program.costs(once=True).flops == 2 * 8 * 16 * 4
 
 
+def test_a_scatter_writes_in_place(hlo_program):
+  """2 of 6 rows of 4 numbers, alone and inside a fusion."""
+  program = hlo_program.Program(
+    """%put (all: f32[6,4], at: s32[2], new: f32[2,4]) -> f32[6,4] {
+  %all = f32[6,4]{1,0} parameter(0)
+  %at = s32[2]{0} parameter(1)
+  %new = f32[2,4]{1,0} parameter(2)
+  ROOT %into = f32[6,4]{1,0} scatter(%all, %at, %new), to_apply=%second
+}
+
+ENTRY %main (x: f32[6,4], i: s32[2], y: f32[2,4]) -> f32[6,4] {
+  %x = f32[6,4]{1,0} parameter(0)
+  %i = s32[2]{0} parameter(1)
+  %y = f32[2,4]{1,0} parameter(2)
+  %z = f32[6,4]{1,0} scatter(%x, %i, %y), to_apply=%second
+  ROOT %f = f32[6,4]{1,0} fusion(%z, %i, %y), kind=kCustom, calls=%put
+}
+"""
+  )
+  update, places = 2 * 4 * 4, 2 * 4
+  assert program.costs().bytes == 2 * update + (update + places + update)
+
+
+def test_branches_that_are_not_taken(hlo_program):
+  program = hlo_program.Program(
+    """%no (a: f32[8]) -> f32[8] {
+  ROOT %a = f32[8]{0} parameter(0)
+}
+
+%yes (b: f32[8]) -> f32[8] {
+  %b = f32[8]{0} parameter(0)
+  ROOT %sorted = f32[8]{0} sort(%b), dimensions={0}
+}
+
+ENTRY %main (p: pred[], x: f32[8]) -> f32[8] {
+  %p = pred[] parameter(0)
+  %x = f32[8]{0} parameter(1)
+  ROOT %c = f32[8]{0} conditional(%p, %x, %x), branch_computations={%no, %yes}
+}
+"""
+  )
+  assert program.runs() == {'main': 1, 'no': 1, 'yes': 1}
+  assert program.costs().bytes == 2 * 8 * 4
+  assert program.runs(untaken=True) == {'main': 1, 'no': 1}
+  assert program.costs(untaken=True).bytes == 0
+
+
 def test_a_ragged_exchange_sends_what_its_operand_holds(hlo_program):
   """2 rows of 4 numbers into room for 8 rows, four devices."""
   program = hlo_program.Program(
