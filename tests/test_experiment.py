@@ -1,5 +1,6 @@
 """Configs build, weights go out and come back, one folder holds one run."""
 
+import dataclasses
 import pathlib
 import runpy
 
@@ -127,12 +128,11 @@ def test_a_task_set_of_the_user_takes_the_place_of_generated_tasks(tmp_path):
 
 def test_tasks_that_a_harness_cannot_take(tmp_path):
   """Two messages for a harness of one are refused before anything runs."""
-  from clawjax import types
+  from clawjax.tasks import synth
   from clawjax.tasks.formats import native
 
-  task = types.Task(
-    't/1', ('One.', 'Two.'), verifier=types.Verifier({}, ('true',))
-  )
+  (task,) = synth.tasks('train', count=1)
+  task = dataclasses.replace(task, turns=(*task.turns, 'And now?'))
   native.write(task, tmp_path / 's' / '1')
   section = experiment.default_config('x')
   section.tasks.path = section.tasks.eval_path = str(tmp_path / 's')
