@@ -1,5 +1,6 @@
 """One tiny policy learns through three agents at once, on a CPU.
 
+  export CLAWJAX_TOOLS='claude_code codex'
   launch/run.sh --config=configs/quickstart_mix.py
   launch/run.sh --config=configs/quickstart_mix.py --name=mix-pi \\
     --config.train_on="('pi',)"
@@ -12,10 +13,10 @@ rollouts per harness; with those of all three,
   python -m clawjax.eval.transfer runs/quickstart_mix runs/mix-pi \\
     runs/mix-claude runs/mix-codex
 
-sets the policies beside each other. The shipped checkpoint has only ever seen
-pi, in a window of 1,024 tokens, and Codex's first prompt alone has 2,344: this
-config starts from what `configs/tiny_cold_start_mix.py` makes (the table of
-prompts is there), which has to be run first and takes hours on two cores.
+sets the policies beside each other. `builtin:tiny` has only ever seen pi, in a
+window of 1,024 tokens, and Codex's first prompt alone has 2,344: this config
+starts from `builtin:tiny_mix`, which ships with us too and which
+`configs/tiny_cold_start_mix.py` makes (the table of prompts is there).
 """
 
 from configs import quickstart, tiny_cold_start_mix
@@ -25,10 +26,18 @@ def get_config():
   """The quickstart through three harnesses."""
   c = quickstart.get_config()
   c.name = 'quickstart_mix'
-  c.model.path = tiny_cold_start_mix.MODEL
+  c.model.path = 'builtin:tiny_mix'
   tiny_cold_start_mix.through_three(c)
-  c.loop.collect.tasks = 3
+  c.loop.steps = 10
+  c.loop.collect.tasks = 4
   c.loop.collect.group = 6
   c.loop.collect.groups_per_chunk = 3
+  # One minibatch: a single-harness step may have one chunk alone to train on,
+  # and the runs would then differ in optimiser steps.
+  c.loop.minibatches = 1
+  c.loop.epochs = 4
   c.loop.evaluate.tasks = 30
+  c.loop.evaluate.samples = 2
+  c.loop.evaluate.greedy = False
+  c.optim.decay_steps = 40
   return c

@@ -1,4 +1,4 @@
-"""The cold start of `quickstart_mix`: the expert plays through three agents.
+"""Makes `builtin:tiny_mix`, where `quickstart_mix` starts: three agents.
 
   launch/run.sh --config=configs/tiny_cold_start_mix.py
 
@@ -17,12 +17,13 @@ So pi fits a window of 1,024, Claude Code wants 2,048 and Codex 4,096. Most of a
 prompt is the same for all tasks of a harness: the engine's prefix cache reads
 it once, a group's tree trains it once, and rows must be as long as a prompt.
 
-Starts from the shipped checkpoint, which knows the tasks through pi alone.
+Starts from `builtin:tiny`, which knows the tasks through pi alone. About 40
+minutes on two busy cores: 630 trajectories (mean score 0.382), 600 steps; Pass@1
+on 28 unseen tasks through each of the three is 0.356, greedy 0.514.
 """
 
-from configs import tiny_cold_start
+from configs import quickstart, tiny_cold_start
 
-MODEL = 'runs/tiny_cold_start_mix/model'
 PROMPT = 'Solve the task with bash, then say Done.'
 
 
@@ -56,15 +57,16 @@ def get_config():
   """Cold start for three harnesses."""
   c = tiny_cold_start.get_config()
   c.name = 'tiny_cold_start_mix'
-  c.export = MODEL
+  c.export = 'runs/tiny_cold_start_mix/model'
   through_three(c)
   c.model.path = 'builtin:tiny'
   c.model.options = {}
-  c.expert.trajectories = 540
+  c.tasks.families = quickstart.FAMILIES
+  c.expert.trajectories = 630
   c.sft.drill.steps = 0
-  c.sft.steps = 240
+  c.sft.steps = 600
   c.sft.batch = 45
-  c.optim.learning_rate = 5e-3
-  c.optim.decay_steps = 240
+  c.optim.learning_rate = 1e-2
+  c.optim.decay_steps = 600
   c.loop.evaluate.tasks = 28
   return c

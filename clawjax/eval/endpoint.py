@@ -2,7 +2,7 @@
 
   scripted:FILE    answers from a JSONL script, no model (see `proxy.scripted`)
   FOLDER           weights in the Hugging Face layout, served by our engine
-  builtin:tiny     the small model that ships with us
+  builtin:tiny     the small model that ships with us (or builtin:tiny_mix)
   openai:URL       a hosted model; requests are passed on as the harness made
   anthropic:URL    them, in the API's own dialect (see `passthrough.py`)
 

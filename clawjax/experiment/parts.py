@@ -340,7 +340,7 @@ def load_model(
   if '://' not in where and not pathlib.Path(where).is_dir():
     raise errors.CheckpointError(
       f'model.path: no folder {section.path!r}; wanted a Hugging Face folder,'
-      " a gs:// address, 'builtin:tiny' or 'random:PRESET'"
+      " a gs:// address, 'builtin:tiny', 'builtin:tiny_mix' or 'random:PRESET'"
     )
   model = model_files.read_config(where, **options)
   places = sharding and sharding.of(qwen3.table(model))

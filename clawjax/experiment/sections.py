@@ -23,7 +23,9 @@ class ModelSection:
   """Which weights to start from.
 
   Attributes:
-    path: 'builtin:tiny' (ships with us), a Hugging Face folder, or
+    path: 'builtin:tiny' or 'builtin:tiny_mix' (a model of 2 M parameters that
+      knows our tasks through pi, or through pi, Claude Code and Codex; they
+      ship with us), a Hugging Face folder, or
       'random:PRESET' for fresh weights.
     options: fields to set over the model's config (`models.Config`).
   """

@@ -100,6 +100,27 @@ def test_the_mix_trains_through_three_in_the_same_batches():
     config.build(experiment.Experiment, section)
 
 
+@pytest.mark.parametrize('one', ['pi', 'claude_code', 'codex'])
+def test_alone_and_in_the_mix_the_optimiser_steps_are_as_many(one):
+  """Rollouts per harness are equal, and so must be what is done with them."""
+
+  section = runpy.run_path(str(CONFIGS / 'quickstart_mix.py'))['get_config']()
+  settings = config.build(experiment.Experiment, section).loop
+  keys = [python_types.SimpleNamespace(name=key) for key in section.harnesses]
+
+  def done(trained):
+    """Optimiser steps of a training step, groups per harness."""
+    mix = python_types.SimpleNamespace(
+      harnesses=keys, trained=trained, train_tasks=TASKS
+    )
+    groups = len(loop._requests(mix, settings, 1))
+    chunks = -(-groups // settings.collect.groups_per_chunk)
+    each = groups // len(trained or keys)
+    return settings.epochs * min(settings.minibatches, chunks), each
+
+  assert done((one,)) == done(())
+
+
 def test_the_expert_speaks_each_harness_tool():
   turns = [
     types.Message(
