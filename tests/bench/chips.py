@@ -46,15 +46,21 @@ def chip_of(topology: str) -> Chip:
   return CHIPS[topology.split(':')[0]]
 
 
+COUNTED: Mapping[str, Mapping[str, Any]] = {'costs': {}, 'once': {'once': True}}
+
+
 def facts(
-  compiled: Any, *, keep: pathlib.Path | None = None, loops: bool = True
+  compiled: Any,
+  *,
+  keep: pathlib.Path | None = None,
+  counted: Mapping[str, Mapping[str, Any]] = COUNTED,
 ) -> dict[str, Any]:
   """What a compiled program says of itself; bytes and FLOPs per device.
 
   Args:
     compiled: `jax.stages.Compiled`.
     keep: file for its HLO text (gzip).
-    loops: whether to count how often they run ('costs').
+    counted: name -> options of `hlo_program.Program.runs`.
   """
   memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
   text = compiled.as_text()
@@ -72,9 +78,10 @@ def facts(
       name: cost.get(name)
       for name in ('flops', 'bytes accessed', 'optimal_seconds')
     },
-    'once': dataclasses.asdict(program.costs(once=True)),
-    'untaken': dataclasses.asdict(program.costs(once=True, untaken=True)),
-    'costs': dataclasses.asdict(program.costs()) if loops else None,
+    **{
+      name: dataclasses.asdict(program.costs(**options))
+      for name, options in counted.items()
+    },
   }
 
 

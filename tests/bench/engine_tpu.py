@@ -3,13 +3,14 @@
   python tests/bench/engine_tpu.py --json [--only 8b v6e decode]
 
 Needs `jax[tpu]` (its compiler, not a TPU). Layers are unrolled in serving, so
-one burst step of `--layers` layers is compiled twice, with one and with two
-layers; their difference is a layer. Costs are read from the compiled text
+each program is compiled twice, with one and with two layers; their difference is
+a layer. A decode program runs a burst of steps: what it does once is shared by
+the steps of a full burst. Costs are read from the compiled text
 (hlo_program.py: writes into the pool of pages are in place), plus the bytes of
 keys and values, since the attention kernel carries no cost of its own. Time is
 modelled as in chips.py. The floor is the bytes that a step must move (the
 weights that its tokens touch, each once, and the keys and values) over
-bandwidth.
+bandwidth, or of a prefill its matmuls over the chip's peak where that is longer.
 
 Decode is modelled twice: as requests without cuts run (training samples so), and
 with every branch of the sampler, which sorts the vocabulary for top-k and top-p
@@ -40,13 +41,13 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
-from clawjax.models import qwen3
+from clawjax.models import experts, qwen3
 from clawjax.models.sharding import Sharding, make_mesh
 from clawjax.serving import programs, sampler
 
 TARGETS = {'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x2'}
 MODELS = {'8b': 'qwen3-8b', '30b-a3b': 'qwen3-30b-a3b'}
-ROWS, CONTEXT, PAGE, CHUNK = 64, 8192, 64, 2048
+ROWS, CONTEXT, PAGE, CHUNK, BURST = 64, 8192, 64, 2048, 16
 
 
 def inputs(config, sharding, pages):
@@ -54,7 +55,7 @@ def inputs(config, sharding, pages):
   params = jax.tree.map(
     lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where),
     qwen3.abstract(config),
-    sharding.of(qwen3.table(config)),
+    experts.formats(sharding.of(qwen3.table(config))),
   )
   pools = [
     jax.ShapeDtypeStruct(
@@ -95,7 +96,7 @@ def compile_one(kind, config, sharding, pool):
     }
     program = jax.jit(
       partial(
-        programs.decode, config=config, burst=16, record_kept=0, place=place
+        programs.decode, config=config, burst=BURST, record_kept=0, place=place
       ),
       donate_argnames='pools',
     )
@@ -140,22 +141,28 @@ def report(name, target, kind):
     expert_impl='ragged' if whole.experts else 'auto',
   )
   full = ROWS * CONTEXT // PAGE
+  steps = BURST if kind == 'decode' else 1
   facts, took = {}, 0.0
   for layers in (1, 2):
     seconds, compiled = compile_one(
       kind, whole.replace(layers=layers), sharding, full
     )
     took += seconds
-    # The loop over the steps of a burst runs as long as it is told: once here.
-    facts[layers] = chips.facts(compiled, loops=False)
+    # Other loops than that over the steps are inside kernels and sorts.
+    burst = {'once': True, 'outer': steps}
+    facts[layers] = chips.facts(
+      compiled, counted={'plain': {**burst, 'untaken': True}, 'cuts': burst}
+    )
 
-  def total(key, counted='untaken'):
-    one, two = (facts[n][counted][key] for n in (1, 2))
+  def whole_model(of):
+    one, two = (of(facts[n]) for n in (1, 2))
     return one + (whole.layers - 1) * (two - one)
 
-  def sent(counted='untaken'):
-    one, two = (sum(facts[n][counted]['sent'].values()) for n in (1, 2))
-    return one + (whole.layers - 1) * (two - one)
+  def total(key, counted='plain'):
+    return whole_model(lambda f: f[counted][key]) / steps
+
+  def sent(counted='plain'):
+    return whole_model(lambda f: sum(f[counted]['sent'].values())) / steps
 
   tokens = ROWS if kind == 'decode' else CHUNK
   devices_here = len(devices)
@@ -171,15 +178,22 @@ def report(name, target, kind):
   # The embedding's rows are gathered, not read whole (untied models).
   if not whole.tied:
     weights -= whole.vocab * whole.width
-  stored = 2 * whole.total_params / devices_here + kv
-  temp = max(f['temp'] for f in facts.values())
+  stored = whole_model(lambda f: f['arguments'])
+  temp = whole_model(lambda f: f['temp'])
   floor = (2 * weights / devices_here + kv) / chip.bandwidth
-  moved = total('bytes') + kv
+  if kind == 'prefill':
+    active = whole.active_params - whole.vocab * whole.width
+    floor = max(floor, 2 * active * tokens / devices_here / chip.flops)
+  moved = total('bytes') + total('grouped_bytes') + kv
 
   def modelled(counted):
     return (
       total('cycles', counted) / chip.clock
       + (total('unmodelled', counted) + kv) / chip.bandwidth
+      + max(
+        total('grouped_bytes', counted) / chip.bandwidth,
+        total('grouped_flops', counted) / chip.flops,
+      )
       + sent(counted) / chip.links
     )
 
@@ -188,18 +202,18 @@ def report(name, target, kind):
     'target': topology,
     'kind': kind,
     'compile_s_of_two': round(took, 1),
-    'temp_GiB_2_layers': temp / 2**30,
+    'temp_GiB': temp / 2**30,
     'weights_and_kv_GiB': stored / 2**30,
     'hbm_GiB': chip.hbm / 2**30,
     'fits': stored + temp < chip.hbm,
     'matmul_GFLOP': total('flops') / 1e9,
     'MB_with_kv': moved / 1e6,
     'sent_MB': sent() / 1e6,
-    'modelled_ms': 1e3 * modelled('untaken'),
+    'modelled_ms': 1e3 * modelled('plain'),
     'floor_ms': 1e3 * floor,
     'bytes_over_floor': moved / chip.bandwidth / floor,
-    'modelled_over_floor': modelled('untaken') / floor,
-    'with_cuts_over_floor': modelled('once') / floor,
+    'modelled_over_floor': modelled('plain') / floor,
+    'with_cuts_over_floor': modelled('cuts') / floor,
   }
 
 

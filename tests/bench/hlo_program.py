@@ -29,6 +29,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import hlo
 
@@ -102,7 +103,7 @@ class Program:
     self.computations: dict[str, dict[str, Op]] = {}
     self.entry = ''
     current: dict[str, Op] | None = None
-    for line in text.splitlines():
+    for line in _logical(text):
       if head := _HEAD.match(line):
         current = self.computations[head[2]] = {}
         if head[1]:
@@ -116,12 +117,13 @@ class Program:
       raise ValueError('wanted HLO text with an ENTRY computation')
 
   def runs(
-    self, *, once: bool = False, untaken: bool = False
+    self, *, once: bool = False, untaken: bool = False, outer: int = 1
   ) -> dict[str, int]:
     """Computation -> how often it runs (fused ones are not listed).
 
     Args:
       once: each loop's body once, as XLA's own analysis has it.
+      outer: with `once`, how often loops of the entry computation run.
       untaken: of each conditional the first branch only, the one that
         `jax.lax.cond` takes when its predicate is false; else all branches.
 
@@ -129,12 +131,12 @@ class Program:
       ValueError: a loop's trips cannot be counted (not with `once`).
     """
     counts: collections.Counter[str] = collections.Counter()
-    self._visit(self.entry, 1, once, counts, untaken)
+    self._visit(self.entry, 1, once, counts, untaken, outer)
     return dict(counts)
 
-  def costs(self, *, once: bool = False, untaken: bool = False) -> Costs:
+  def costs(self, **options: Any) -> Costs:
     """The sums; for the options see `runs`."""
-    return self._sum(self.runs(once=once, untaken=untaken))
+    return self._sum(self.runs(**options))
 
   def loops(self) -> list[tuple[int, Costs]]:
     """(trips, costs of all trips) of each loop of the entry computation."""
@@ -149,11 +151,11 @@ class Program:
 
   # ---- inside ----
 
-  def _visit(self, name, times, once, counts, untaken=False) -> None:
+  def _visit(self, name, times, once, counts, untaken=False, outer=1) -> None:
     counts[name] += times
     for op in self.computations[name].values():
       if op.kind == 'while':
-        trips = 1 if once else self._trips(name, op)
+        trips = outer if once else self._trips(name, op)
         body = self._called(op, 'body')
         self._visit(body, times * trips, once, counts, untaken)
       elif op.kind in _CALLING:
@@ -349,6 +351,22 @@ class Program:
       else:
         return float(whole)
     return min(taken, float(whole))
+
+
+def _logical(text: str) -> Iterable[str]:
+  """Lines, with those of an operation that is written over several joined.
+
+  (Kernels may carry JSON with line breaks in it.)
+  """
+  whole: list[str] = []
+  for line in text.splitlines():
+    if _OP.match(line) or _HEAD.match(line) or re.match(r'\}(,|$)', line):
+      if whole:
+        yield ''.join(whole)
+      whole = [line]
+    else:
+      whole.append(line)
+  yield ''.join(whole)
 
 
 def _share(op: Op, ops: Mapping[str, Op]) -> float:

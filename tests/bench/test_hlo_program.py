@@ -109,6 +109,23 @@ def test_a_loop_of_three_turns(hlo_program):
 def test_bodies_once(hlo_program):
   program = hlo_program.Program(TEXT)
   assert program.costs(once=True).flops == 2 * 8 * 16 * 4
+  assert program.costs(once=True, outer=5).flops == 5 * 2 * 8 * 16 * 4
+
+
+def test_an_operation_over_several_lines(hlo_program):
+  program = hlo_program.Program(
+    """ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %k = f32[8]{0} custom-call(%x), custom_call_target="tpu_custom_call", backend_config={"cost_estimate":{"flops":"7","bytes_accessed":"5"},
+"notes":"{}"
+}}, metadata={op_name="k"}
+  ROOT %sorted = f32[8]{0} sort(%k), dimensions={0}
+}
+"""
+  )
+  costs = program.costs()
+  assert (costs.kernel_flops, costs.kernel_bytes) == (7, 5)
+  assert costs.bytes == 2 * 8 * 4
 
 
 def test_a_scatter_writes_in_place(hlo_program):
