@@ -27,10 +27,11 @@ P blocks of S slots.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Format, Layout
 
 NOT_REPLAYED = -1
 
@@ -59,6 +60,27 @@ class Weights(NamedTuple):
   gate_XDF: jax.Array
   up_XDF: jax.Array
   down_XFD: jax.Array
+
+
+def formats(places: Any) -> Any:
+  """Shardings of parameters, with the layout that grouped matmuls want.
+
+  On a TPU they read weights [X, D, F] by rows. Left alone, XLA keeps an F that
+  is no multiple of 128 the other way round (it needs no padding then), and every
+  program begins with a copy of all experts.
+
+  Args:
+    places: shardings in the parameters' tree, layers listed.
+  """
+  by_rows = Layout(major_to_minor=(0, 1, 2))
+
+  def of(layer):
+    if 'router' not in layer:
+      return layer
+    wide = {k: Format(by_rows, layer[k]) for k in ('gate', 'up', 'down')}
+    return {**layer, **wide}
+
+  return {**places, 'layers': [of(layer) for layer in places['layers']]}
 
 
 def route(

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from clawjax.errors import EngineError
-from clawjax.models import qwen3
+from clawjax.models import experts, qwen3
 from clawjax.models.sharding import Sharding
 from clawjax.serving import programs, sampler
 
@@ -212,6 +212,9 @@ class Engine:
     if self._where is not None:
       params = jax.device_put(params, self._where)
     copied = jax.tree.map(lambda x, s: jnp.array(x, s.dtype), params, want)
+    if jax.default_backend() != 'cpu':  # (There it would copy for nothing.)
+      places = jax.tree.map(lambda x: x.sharding, copied)
+      copied = jax.device_put(copied, experts.formats(places))
     self._params = jax.block_until_ready(copied)
     self.version = version
 

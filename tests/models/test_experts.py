@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout
 
-from clawjax.models import experts
+from clawjax.models import experts, qwen3
 
 
 @functools.cache
@@ -52,3 +53,27 @@ def test_room_is_never_a_limit(tokens, bias):
     rtol=1e-5,
     atol=1e-4,
   )
+
+
+def test_weights_are_laid_out_by_rows():
+  """Those of experts, and nothing else; a program takes them as they lie."""
+  config = qwen3.Config.tiny(experts=4, layers=2, scan_layers=False)
+  params = qwen3.init(config, jax.random.key(0))
+  places = jax.tree.map(lambda x: x.sharding, params)
+  wanted = experts.formats(places)
+  changed = [
+    jax.tree_util.keystr(path, simple=True, separator='.')
+    for path, place in jax.tree_util.tree_leaves_with_path(wanted)
+    if isinstance(place, Format)
+  ]
+  assert changed == [
+    f'layers.{i}.{name}' for i in range(2) for name in ('down', 'gate', 'up')
+  ]
+  columns_first = Format(Layout(major_to_minor=(2, 1, 0)), places['embed'])
+  gate = jax.device_put(params['layers'][0]['gate'], columns_first)
+  assert gate.format.layout.major_to_minor == (2, 1, 0)
+  params['layers'][0]['gate'] = gate
+  moved = jax.device_put(params, wanted)
+  got = moved['layers'][0]['gate']
+  assert got.format.layout.major_to_minor == (0, 1, 2)
+  np.testing.assert_array_equal(got, gate)
