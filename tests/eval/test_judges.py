@@ -30,6 +30,7 @@ class Toy:
   name: str = 'toy'
   version: str = '1'
   dialect: str = 'chat'
+  multi_turn: bool = False
   rules: tuple = ()
 
   def installed(self):
