@@ -28,6 +28,8 @@ def get_config():
   c.name = 'quickstart_mix'
   c.model.path = 'builtin:tiny_mix'
   tiny_cold_start_mix.through_three(c)
+  # Three agents on two cores: on a busy machine 60 s were not enough.
+  c.rollout.time_limit_s = 300.0
   c.loop.steps = 10
   c.loop.collect.tasks = 4
   c.loop.collect.group = 6
