@@ -142,8 +142,25 @@ def test_tasks_that_a_harness_cannot_take(tmp_path):
   assert len(parts.make_tasks(built, 'train', 1)) == 1
   section.harnesses = {'pi': {}, 'mini_swe': {}}
   built = config.build(experiment.Experiment, section)
-  with pytest.raises(errors.HarnessError, match='mini_swe: one user message'):
-    parts.make_tasks(built, 'train', 1)
+  for split in ('train', 'eval'):
+    with pytest.raises(
+      errors.HarnessError, match=f'mini_swe: one user message.*{task.id}'
+    ):
+      parts.make_tasks(built, split, 1)
+  # Training never deals a task to a harness that is only evaluated.
+  section.train_on = ('pi',)
+  built = config.build(experiment.Experiment, section)
+  assert len(parts.make_tasks(built, 'train', 1)) == 1
+  with pytest.raises(errors.HarnessError, match='mini_swe'):
+    parts.make_tasks(built, 'eval', 1)
+  # Two sessions of one message each are no trouble.
+  task = dataclasses.replace(
+    task, id='apart', metadata={**task.metadata, 'new_session': [True, True]}
+  )
+  native.write(task, tmp_path / 'apart' / '1')
+  section.tasks.path = section.tasks.eval_path = str(tmp_path / 'apart')
+  built = config.build(experiment.Experiment, section)
+  assert len(parts.make_tasks(built, 'eval', 1)) == 1
 
 
 def test_judges_of_an_experiment(tmp_path):

@@ -283,7 +283,14 @@ def make_tasks(
       raise errors.TaskError(f'{path}: no task is left for {split}')
     chosen = list(loaded[:count])
     _check_judged(loaded, experiment.judge.build(), path)
-    harness_base.check_turns(make_harnesses(experiment), chosen)
+    harnesses = make_harnesses(experiment)
+    if split == 'train' and experiment.train_on:
+      harnesses = [
+        harness
+        for key, harness in zip(experiment.harnesses, harnesses, strict=True)
+        if key in experiment.train_on
+      ]
+    harness_base.check_turns(harnesses, chosen)
     return chosen
   return synth.tasks(
     split,

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from clawjax.errors import HarnessError
+from clawjax.tasks import needs
 from clawjax.types import Task
 
 # Where things lie inside a sandbox.
@@ -93,13 +94,16 @@ def check_turns(harnesses: Sequence[Harness], tasks: Sequence[Task]) -> None:
   """Whether each harness can take all user messages of each task.
 
   Raises:
-    HarnessError: one takes a single message and a task has more.
+    HarnessError: one takes a single message and a session of a task has more.
+    TaskError: the sessions of a task cannot be told.
   """
-  several = [task for task in tasks if len(task.turns) > 1]
+  longest = {t.id: max(map(len, needs.sessions(t)), default=0) for t in tasks}
+  several = [id for id, turns in longest.items() if turns > 1]
   single = [h.name for h in harnesses if not h.multi_turn]
   if several and single:
     raise HarnessError(
       f'{" and ".join(single)}: one user message a session, and {len(several)}'
-      f' of {len(tasks)} tasks have more (the first is {several[0].id}, with'
-      f' {len(several[0].turns)}): leave these out, or use other harnesses'
+      f' of {len(tasks)} tasks have more (the first is {several[0]}, with'
+      f' {longest[several[0]]}): leave these out, or use'
+      ' other harnesses'
     )
