@@ -17,6 +17,11 @@ sets the policies beside each other. `builtin:tiny` has only ever seen pi, in a
 window of 1,024 tokens, and Codex's first prompt alone has 2,344: this config
 starts from `builtin:tiny_mix`, which ships with us too and which
 `configs/tiny_cold_start_mix.py` makes (the table of prompts is there).
+
+Before training, Pass@1 on 30 unseen tasks, two samples each: pi 0.395, Claude
+Code 0.389, Codex 0.354. A step of 72 rollouts took a minute on two cores and up
+to seven beside other work. What training adds, and how the mixed policy stands
+beside the single-harness ones, has not been measured to the end.
 """
 
 from configs import quickstart, tiny_cold_start_mix
