@@ -142,13 +142,17 @@ class Handle:
 
     With the first process of its pid namespace everything inside ends at
     once and bwrap follows; killing bwrap first would leave a zombie behind.
+    Bwrap is killed with its process group, in which its child still is while
+    it waits for its uid: left alone it would wait for ever, holding the pipes.
     """
     self._asked += 1
     child = self.child()
-    for pid in (child, self.pid if self._asked > 1 or not child else None):
-      if pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-          os.kill(pid, signal.SIGKILL)
+    if child is not None:
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    if self.pid is not None and (self._asked > 1 or child is None):
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(self.pid, signal.SIGKILL)
 
 
 async def check_socket(folder: pathlib.Path | None) -> None:

@@ -96,6 +96,13 @@ async def in_turn(ours, raw, repeats: int) -> dict:
   }
 
 
+def seen(backend) -> None:
+  """Notes what a backend has now, for `left` and `held`."""
+  ids.update(backend.live)
+  boxes.extend(b for b in backend.live.values() if b not in boxes)
+  uids.update(getattr(b, 'uid', None) for b in backend.live.values())
+
+
 async def one(backend, way: str, span_s: float) -> str:
   """A life: to its end, or cut at a random moment of `span_s`.
 
@@ -105,7 +112,7 @@ async def one(backend, way: str, span_s: float) -> str:
 
   async def life() -> str:
     box = await backend.create(base.SandboxSpec())
-    seen()
+    seen(backend)
     try:
       job = asyncio.ensure_future(
         box.exec(['sh', '-c', '(sleep 9 &); sleep 0.05'], timeout_s=60)
@@ -124,15 +131,10 @@ async def one(backend, way: str, span_s: float) -> str:
     finally:
       await box.destroy()
 
-  def seen() -> None:
-    ids.update(backend.live)
-    boxes.extend(b for b in backend.live.values() if b not in boxes)
-    uids.update(getattr(b, 'uid', None) for b in backend.live.values())
-
   job = asyncio.ensure_future(life())
   if way == 'cancel':
     await asyncio.sleep(random.random() * span_s)
-    seen()
+    seen(backend)
     job.cancel()
   try:
     return await job
@@ -185,11 +187,21 @@ def left(backend) -> dict[str, int]:
   mounts = pathlib.Path('/proc/self/mounts').read_text()
   return {
     'folders': len(list(backend._run.path.glob('sbx-*'))),
+    'records': len(list(backend._run.path.glob('*.sandbox'))),
+    'leases': sum(map(_ours, backend.uids.folder.glob('*'))),
     'mounts': mounts.count(run),
     'cgroups': len(groups),
     # Zombies that PID 1 has not reaped yet are not counted.
     'processes': sum(len(watch.of_uid(u)) for u in uids if u is not None),
   }
+
+
+def _ours(lease: pathlib.Path) -> bool:
+  """Whether it is this process's; other processes' come and go."""
+  try:
+    return lease.read_text().startswith(f'{os.getpid()} ')
+  except FileNotFoundError:
+    return False
 
 
 async def bwrap(options) -> dict:

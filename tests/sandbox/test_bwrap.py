@@ -31,6 +31,36 @@ async def test_peak_memory_is_of_the_command(bwrap):
   await box.destroy()
 
 
+@pytest.mark.parametrize('how', ['kill', 'cancel', 'timeout'])
+async def test_bwrap_is_killed_before_its_child_dies_with_it(
+  bwrap, socket_dir, monkeypatch, how
+):
+  """Seen: killed right after its fork, bwrap left a child with the pipes."""
+  early = socket_dir / 'bwrap'
+  early.write_text('#!/bin/sh\nsleep 600 &\nexec sleep 600\n')
+  early.chmod(0o755)
+  box = await bwrap.create(base.SandboxSpec())
+  monkeypatch.setattr(bwrap, 'bwrap', str(early))
+  job = asyncio.ensure_future(
+    box.exec(['true'], timeout_s=1 if how == 'timeout' else 60)
+  )
+  async with asyncio.timeout(30):
+    while len(watch.of_uid(box.uid)) < 2:
+      await asyncio.sleep(0.01)
+    if how == 'kill':
+      box.kill()
+      with pytest.raises(SandboxError, match='ended by itself with -9'):
+        await job
+    elif how == 'cancel':
+      job.cancel()
+      with pytest.raises(asyncio.CancelledError):
+        await job
+    else:
+      assert (await job).timed_out
+  assert not watch.of_uid(box.uid)
+  await box.destroy()
+
+
 async def test_missing_mount_is_our_fault(bwrap):
   box = await bwrap.create(
     base.SandboxSpec(readonly=(('/no/such/thing', '/opt/x'),))
@@ -305,12 +335,5 @@ async def test_a_thousand_lives_leave_nothing(bwrap, bench, lives):
   ends = await bench.lives(bwrap, lives, 16)
   assert len(ends) == lives and set(ends) == {'ended', 'killed', 'cancelled'}
   assert not bwrap.live
-  assert bench.left(bwrap) == {
-    'folders': 0,
-    'mounts': 0,
-    'cgroups': 0,
-    'processes': 0,
-  }
-  assert not list(bwrap._run.path.glob('*.sandbox'))
-  held = [p.read_text() for p in bwrap.uids.folder.iterdir()]
-  assert not [h for h in held if h.startswith(f'{os.getpid()} ')]
+  left = bench.left(bwrap)
+  assert left == dict.fromkeys(left, 0)
