@@ -70,6 +70,13 @@ async def serve(
       await asyncio.sleep(0.005)
     yield address
   finally:
+    # asyncio forgets a connection that is accepted but has no transport yet
+    # when its server closes: its client would wait for ever. So accept no
+    # more, and let those come that have been.
+    if listener.fileno() >= 0:
+      asyncio.get_running_loop().remove_reader(listener)
+    for _ in range(3):
+      await asyncio.sleep(0)
     server.should_exit = True
     await task
     listener.close()

@@ -422,6 +422,17 @@ def _outcome(progress: _Progress, harness: Harness) -> tuple[str, str]:
     return 'infra_error', f'engine: {failed[-1].error}'
   if progress.verifier_fault:
     return 'verifier_error', progress.verifier_fault
+  outcome, reason = _ending(progress, harness)
+  if outcome != 'ok' and not answered:
+    # Nothing was sampled that could be to blame, and nothing to train.
+    return 'infra_error', f'{reason}; the model was never heard'
+  if not answered:
+    return 'infra_error', f'{harness.name} ended without asking the model'
+  return outcome, reason
+
+
+def _ending(progress: _Progress, harness: Harness) -> tuple[str, str]:
+  """How the harness ended and why."""
   last = progress.results[-1]
   if last.timed_out:
     return 'timeout', f'the harness ran for {last.seconds:.0f} s'
@@ -431,7 +442,5 @@ def _outcome(progress: _Progress, harness: Harness) -> tuple[str, str]:
   if last.returncode not in progress.ok_codes:
     text = (last.stderr or last.stdout).decode(errors='replace').strip()
     reason = f'{harness.name} ended with {last.returncode}: {text[-300:]}'
-    return ('harness_error' if answered else 'infra_error'), reason
-  if not answered:
-    return 'infra_error', f'{harness.name} ended without asking the model'
+    return 'harness_error', reason
   return 'ok', ''

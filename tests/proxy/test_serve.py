@@ -1,5 +1,6 @@
-"""An address that cannot be had is one line, not a traceback."""
+"""Addresses that cannot be had are one line; nobody waits for who has gone."""
 
+import asyncio
 import pathlib
 import socket
 import subprocess
@@ -60,6 +61,30 @@ async def test_a_unix_socket_that_cannot_be(tmp_path):
   kept.write_text('mine')
   assert 'in use' in await _refused(uds=kept)
   assert kept.read_text() == 'mine'
+
+
+async def test_who_comes_as_it_ends_is_cut_off(tmp_path, monkeypatch):
+  """Seen: a harness waited to its time limit for a proxy that had gone."""
+  import uvicorn
+
+  path, end = tmp_path / 's', uvicorn.Server.shutdown
+  with socket.socket(socket.AF_UNIX) as client:
+
+    async def shutdown(self, sockets=None):
+      client.connect(str(path))
+      client.sendall(b'GET / HTTP/1.1\r\nHost: x\r\n\r\n')
+      for _ in range(2):  # the loop looks, and accepts in its next round
+        await asyncio.sleep(0)
+      await end(self, sockets)
+
+    monkeypatch.setattr(uvicorn.Server, 'shutdown', shutdown)
+    async with serve.serve(_nothing, uds=path):
+      pass
+    client.settimeout(5)
+    try:
+      assert await asyncio.to_thread(client.recv, 1) == b''
+    except ConnectionResetError:
+      pass
 
 
 @pytest.mark.parametrize('what', ['port', 'record'])

@@ -141,6 +141,23 @@ async def test_no_call_is_a_fault_of_ours(fate):
   assert rollout.outcome == 'infra_error' and rollout.reward is None
 
 
+@pytest.mark.parametrize('changes', [{'time_limit_s': 0.05}, {}])
+async def test_a_limit_before_the_first_answer_is_a_fault_of_ours(
+  fate, changes
+):
+  """A reward for it would move the baseline of those that were heard."""
+
+  async def act(command, proxy):
+    if not changes:
+      return base.ExecResult(137, out_of_memory=True)
+    proxy.add('r', 'aborted')
+    await asyncio.sleep(60)
+
+  rollout = await fate(act, **changes)
+  assert rollout.outcome == 'infra_error' and not rollout.valid
+  assert rollout.reason.endswith('the model was never heard')
+
+
 async def test_sandbox_dies(fate):
   def act(command, proxy):
     proxy.add('r')
